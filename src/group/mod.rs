@@ -1,0 +1,108 @@
+//! How a command reaches a machine, and how what follows comes back.
+//!
+//! Everything above this line (coordinator, store, HTTP API) is written once, against [`Group`].
+//! Two things carry it: a node of the Raft group (`raft::Node`) and the in-memory hub
+//! ([`MemoryHub`]), which runs the very same machine behind a mutex.
+//!
+//! The promise that makes reads under a turn local (SPEC F4): [`Group::execute`] answers only after
+//! the machine of *this* node has applied the command, and effects are raised by the same apply.
+
+mod wakeups;
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::clock::{BootInstant, Clock};
+use crate::machine::{Command, Machine, Reply};
+use crate::types::NodeId;
+
+pub use wakeups::{SessionEvents, Topic, Waiter, Wakeups};
+
+/// Why the group cannot be asked at the moment.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unavailable {
+    /// No leader is known, or a majority does not answer.
+    #[error("no quorum: {reachable} of {voters} voters answer; start or reconnect the others")]
+    NoQuorum {
+        /// Voters that answer, this node included.
+        reachable: usize,
+        /// Voters of the group.
+        voters: usize,
+    },
+    /// The deadline passed first.
+    #[error("the group did not answer within {waited:?}; ask again")]
+    Timeout {
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// Too much is waiting at this node; it sheds at the door (SPEC M3).
+    #[error("this node has {waiting} commands waiting; ask again later or ask another node")]
+    Overloaded {
+        /// Commands waiting.
+        waiting: usize,
+    },
+    /// This node is shutting down, or is not (yet, any more) a member.
+    #[error("this node does not serve: {why}")]
+    NotServing {
+        /// Why.
+        why: String,
+    },
+}
+
+/// Why a command has no answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ExecuteError {
+    /// Certainly not executed, now or later.
+    #[error("not executed: {0}")]
+    NotExecuted(#[source] Unavailable),
+    /// It may have been executed, or still be.
+    #[error("outcome unknown: {0}")]
+    OutcomeUnknown(#[source] Unavailable),
+}
+
+/// A machine that commands can be sent to.
+#[async_trait]
+pub trait Group: Send + Sync + 'static {
+    /// The node this runs on; 0 for a hub.
+    fn node_id(&self) -> NodeId;
+
+    /// The clock by which this node judges leases.
+    fn clock(&self) -> &dyn Clock;
+
+    /// Executes one command exactly once and answers after this node has applied it. Commands for
+    /// one key are applied in the order of the calls (the order in which the futures are first
+    /// polled).
+    ///
+    /// Past `deadline`: [`ExecuteError::NotExecuted`] where the command had not been handed on,
+    /// else [`ExecuteError::OutcomeUnknown`]. Dropping the future does not take the command back.
+    async fn execute(&self, command: Command, deadline: BootInstant)
+    -> Result<Reply, ExecuteError>;
+
+    /// Returns once this node has applied everything that was committed when it was called: what
+    /// is read from the local machine afterwards is linearizable (ReadIndex, DESIGN 5.4).
+    async fn barrier(&self, deadline: BootInstant) -> Result<(), Unavailable>;
+
+    /// Reads this node's machine. Short: applies wait meanwhile. Called once.
+    fn read(&self, look: &mut dyn FnMut(&Machine));
+
+    /// Where effects of applies on this node come out.
+    fn wakeups(&self) -> &Wakeups;
+
+    /// Whether what is acknowledged survives the end of this process.
+    fn is_durable(&self) -> bool;
+}
+
+/// Reads a value from a group's local machine.
+pub fn look<T>(group: &dyn Group, read: impl FnOnce(&Machine) -> T) -> T {
+    let mut read = Some(read);
+    let mut found = None;
+    group.read(&mut |machine| {
+        if let Some(read) = read.take() {
+            found = Some(read(machine));
+        }
+    });
+    // `Group::read` calls its argument once; that is its contract.
+    found.expect("Group::read called its argument")
+}
