@@ -1,0 +1,85 @@
+//! The openraft type configuration, and our names for what it makes. openraft's names stay inside
+//! this folder.
+
+use std::path::PathBuf;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use crate::types::NodeId;
+
+/// What a log entry holds: an encoded [`crate::machine::Batch`]. Encoded once where it was
+/// proposed, copied from there on; decoded where it is applied.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Proposal(pub Bytes);
+
+impl std::fmt::Debug for Proposal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Proposal({} bytes)", self.0.len())
+    }
+}
+
+impl std::fmt::Display for Proposal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Debug::fmt(self, f)
+    }
+}
+
+/// What apply answers to the proposer: nothing. Answers come out of the local apply of the node
+/// that asked (see [`crate::group`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Applied;
+
+impl std::fmt::Display for Applied {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("applied")
+    }
+}
+
+/// A member as the membership names it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Peer {
+    /// The operator's name for it.
+    pub name: String,
+    /// `host:port` of its cluster listener, resolved at each dial (SPEC K4).
+    pub address: String,
+}
+
+impl std::fmt::Display for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}@{}", self.name, self.address)
+    }
+}
+
+/// A finished snapshot: a file on this node's disk, fsynced under its final name (or a received
+/// one, complete and checked).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SnapshotFile {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its size, in bytes.
+    pub bytes: u64,
+}
+
+openraft::declare_raft_types!(
+    /// One leader per term (DESIGN 5.5): the standard leader id.
+    pub TypeConfig:
+        D = Proposal,
+        R = Applied,
+        NodeId = NodeId,
+        Node = Peer,
+        LeaderId = openraft::impls::leader_id_std::LeaderId<u64, u64>,
+        AsyncRuntime = openraft::impls::TokioRuntime,
+);
+
+/// A log entry.
+pub type Entry = <TypeConfig as openraft::RaftTypeConfig>::Entry;
+/// A log id.
+pub type LogId = openraft::type_config::alias::LogIdOf<TypeConfig>;
+/// A vote.
+pub type Vote = openraft::type_config::alias::VoteOf<TypeConfig>;
+/// The membership as of an entry.
+pub type StoredMembership = openraft::type_config::alias::StoredMembershipOf<TypeConfig>;
+/// What a snapshot says of itself.
+pub type SnapshotMeta = openraft::type_config::alias::SnapshotMetaOf<TypeConfig>;
