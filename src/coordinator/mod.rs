@@ -1,1 +1,191 @@
-//! (to come)
+//! Sessions, turns and leads: who may act for a chat or a job, as a bot meets it.
+//!
+//! Duties of a caller, in order: [`Coordinator::open`]; then take tickets, admit messages, campaign;
+//! act only while [`Turn::check`] says so, asked again at every act (DESIGN 3 rule 4); release;
+//! [`Coordinator::close`]. The carrier opens a session, renews it every lease / 3, gives it up
+//! before the group can end it, and comes back by itself under a new [`Incarnation`].
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use crate::clock::BootInstant;
+use crate::machine::{Admission, Admit, JournalRecord};
+use crate::types::{ChatKey, Fence, Incarnation, Prefix, ReplicaId, TicketId};
+
+mod guards;
+
+pub use guards::{Lead, Ticket, Turn};
+
+/// Why a right was lost (SPEC H1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LostReason {
+    /// The session was given up, or expired.
+    Expired,
+    /// Somebody newer wrote or holds.
+    Superseded,
+    /// It was stepped down from on purpose.
+    SteppedDown,
+    /// The step ran longer than `settle`.
+    Settled,
+}
+
+/// Why the group could not say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum UnavailableCause {
+    /// It did not come in time.
+    Timeout,
+    /// A majority does not answer.
+    NoQuorum,
+}
+
+/// What goes wrong in coordination.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum CoordinationError {
+    /// A turn or an answer did not come.
+    #[error(
+        "no turn for {key}: {cause:?} after {age_ms} ms, holder {holder:?} under fence {fence:?}; \
+             {advice}"
+    )]
+    Unavailable {
+        /// Which of the two.
+        cause: UnavailableCause,
+        /// The chat or lead, where there is one.
+        key: String,
+        /// Who holds it.
+        holder: Option<Incarnation>,
+        /// Under which fence.
+        fence: Option<Fence>,
+        /// How long was waited, in ms.
+        age_ms: u64,
+        /// What to do.
+        advice: String,
+    },
+    /// The session is gone, and all it held.
+    #[error("the lease was lost ({reason:?}); work under it must stop")]
+    LeaseLost {
+        /// Why.
+        reason: LostReason,
+    },
+    /// It may have been done or not.
+    #[error("outcome unknown: {why}")]
+    OutcomeUnknown {
+        /// Why.
+        why: String,
+    },
+    /// Too much is waiting; nothing was done.
+    #[error("overloaded: {why}; try again later")]
+    Overloaded {
+        /// Which bound.
+        why: String,
+    },
+    /// The coordinator is not open.
+    #[error("the coordinator is closed; call open() first")]
+    Closed,
+}
+
+impl CoordinationError {
+    /// Whether asking again may help.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Unavailable { .. } | Self::Overloaded { .. })
+    }
+}
+
+/// What a coordinator tells (a part of SPEC H1; the bot adds its own).
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum CoordinatorEvent {
+    /// A session is open.
+    Opened {
+        /// Its incarnation.
+        incarnation: Incarnation,
+    },
+    /// The session was given up or ended; all its turns and leads are lost.
+    Lost {
+        /// Its incarnation.
+        incarnation: Incarnation,
+        /// Why.
+        reason: LostReason,
+    },
+    /// Another live incarnation runs under this replica id (SPEC A3).
+    ReplicaIdShared {
+        /// The other.
+        other: Incarnation,
+    },
+    /// A chat's outbox has something this incarnation is to send.
+    OutboxReady {
+        /// The chat's canonical string.
+        chat: String,
+    },
+    /// A message was given up after its last attempt.
+    DeadLettered {
+        /// The chat's canonical string.
+        chat: String,
+        /// The ticket it had.
+        ticket: TicketId,
+        /// The message's id.
+        id: String,
+    },
+}
+
+/// A granted turn for a journaled message, its own or one of a dead replica.
+#[derive(Debug)]
+pub struct JournaledTurn {
+    /// The turn. Its ticket is the message's.
+    pub turn: Turn,
+    /// The message.
+    pub record: JournalRecord,
+}
+
+/// Who may act.
+#[async_trait]
+pub trait Coordinator: Send + Sync + 'static {
+    /// The prefix.
+    fn prefix(&self) -> &Prefix;
+
+    /// What this replica calls itself.
+    fn replica(&self) -> &ReplicaId;
+
+    /// The live incarnation; `None` while closed or between two.
+    fn incarnation(&self) -> Option<Incarnation>;
+
+    /// Whether [`Coordinator::admit`] works: the group journals.
+    fn journals(&self) -> bool;
+
+    /// Opens the session. Returns when it is open; keeps trying until closed (logs why it cannot
+    /// within 5 s).
+    async fn open(&self) -> Result<(), CoordinationError>;
+
+    /// Releases everything and closes the session: others carry on at once.
+    async fn close(&self) -> Result<(), CoordinationError>;
+
+    /// Takes a ticket in the chat's queue.
+    async fn take_ticket(&self, key: &ChatKey) -> Result<Ticket, CoordinationError>;
+
+    /// Waits for the ticket's turn. Cancel-safe: the ticket keeps its place until dropped.
+    async fn wait_turn(
+        &self,
+        ticket: &mut Ticket,
+        until: BootInstant,
+    ) -> Result<Turn, CoordinationError>;
+
+    /// Deduplicates, journals and tickets messages in one commit (SPEC B9). Their turns come out of
+    /// [`Coordinator::next_journaled`].
+    async fn admit(&self, messages: Vec<Admit>) -> Result<Vec<Admission>, CoordinationError>;
+
+    /// The next granted turn of a journaled message. `None` once closed.
+    async fn next_journaled(&self) -> Option<JournaledTurn>;
+
+    /// The lead of this name if nobody has it.
+    async fn try_lead(&self, name: &str) -> Result<Option<Lead>, CoordinationError>;
+
+    /// Waits for the lead of this name.
+    async fn campaign(&self, name: &str) -> Result<Lead, CoordinationError>;
+
+    /// What happens from now on.
+    fn events(&self) -> tokio::sync::broadcast::Receiver<CoordinatorEvent>;
+
+    /// The clock leases are judged by.
+    fn clock(&self) -> Arc<dyn crate::clock::Clock>;
+}

@@ -1,1 +1,279 @@
-//! (to come)
+//! What a bot keeps: rows, checkpoints, locks, the journal and the outbox behind one trait.
+//!
+//! A [`Store`] is scoped to one prefix (SPEC A4). Two carriers of the same machine: `RaftStore`
+//! (a node of the group) and `MemoryStore` (a hub in this process); a user's own store is a third,
+//! held to the same public conformance suite (`conformance`).
+//!
+//! Duties of a caller, in order: read under the consistency it needs; put what belongs together
+//! into one [`Store::commit`]; treat [`CommitError::OutcomeUnknown`] as *both may be true*.
+
+use async_trait::async_trait;
+
+use crate::clock::BootInstant;
+use crate::coordinator::Turn;
+use crate::machine::{Admit, Outgoing};
+use crate::types::{Fence, Incarnation, Prefix, Revision, TicketId};
+
+pub use crate::machine::{DeadLetter, Expect, JournalRecord, OutboxEntry, Row, Table};
+
+/// Names one row inside a store's prefix.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RowKey {
+    /// Which table.
+    pub table: Table,
+    /// The key; for checkpoints and chat rows a chat's canonical string.
+    pub key: String,
+}
+
+impl RowKey {
+    /// A key of a table.
+    pub fn new(table: Table, key: impl Into<String>) -> Self {
+        Self { table, key: key.into() }
+    }
+}
+
+/// How fresh a read must be (SPEC F4).
+#[derive(Clone, Copy, Debug)]
+pub enum Consistency<'a> {
+    /// Never older than anything acknowledged before the call. One round to the leader.
+    Linearizable,
+    /// What this node has applied. No message is sent.
+    Local,
+    /// Local, for rows of the chat whose turn this is: never older than the grant nor than the last
+    /// write acknowledged under it.
+    Under(&'a Turn),
+}
+
+/// In whose name a commit is made (SPEC C10).
+#[derive(Clone, Debug)]
+pub enum Authority<'a> {
+    /// Nobody's: conditions alone decide.
+    Nobody,
+    /// The turn's holder, exactly (incarnation, fence).
+    Turn(&'a Turn),
+    /// The holder of a chat's turn or a lead, by fence alone.
+    Fence {
+        /// The chat's canonical string.
+        chat: &'a str,
+        /// The fence.
+        fence: Fence,
+    },
+}
+
+/// One operation of a commit. All are done or none (SPEC F5).
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    /// Writes a row.
+    Put {
+        /// Which.
+        row: RowKey,
+        /// The new value, at most [`crate::types::VALUE_BYTES_MAX`].
+        value: Vec<u8>,
+        /// The condition.
+        expect: Expect,
+        /// Ends after this many ms of the group's time.
+        ttl_ms: Option<u64>,
+    },
+    /// Deletes a row.
+    Delete {
+        /// Which.
+        row: RowKey,
+        /// The condition.
+        expect: Expect,
+    },
+    /// The journaled message of this ticket has had its effect.
+    Acknowledge(TicketId),
+    /// Appends to a chat's outbox; an id it already knows is passed over.
+    Send {
+        /// The chat's canonical string.
+        chat: String,
+        /// What to send.
+        send: Outgoing,
+    },
+    /// Releases the ticket in the same commit.
+    Release(TicketId),
+    /// Journals a message in the bot's own name.
+    Post(Admit),
+}
+
+/// Why a read failed.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// The group cannot be asked now.
+    #[error("the store cannot be read now: {why}")]
+    Unavailable {
+        /// Why, and what to do.
+        why: String,
+    },
+    /// What is stored is not what was expected.
+    #[error("row {key} does not decode: {why}")]
+    Undecodable {
+        /// Which row.
+        key: String,
+        /// Why.
+        why: String,
+    },
+    /// The store cannot do this at all.
+    #[error("this store does not support {what}")]
+    Unsupported {
+        /// What.
+        what: &'static str,
+    },
+}
+
+/// Why a commit was not made, or may not have been.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum CommitError {
+    /// A condition did not hold: somebody wrote meanwhile. Nothing was written.
+    #[error("operation {op} was superseded: revision {found:?} is there; read again")]
+    Superseded {
+        /// Index of the operation.
+        op: usize,
+        /// What is there.
+        found: Option<Revision>,
+    },
+    /// The turn is not held (any more) under that fence. Nothing was written.
+    #[error("the turn is lost: {holder:?} holds it now")]
+    Fenced {
+        /// Who holds it.
+        holder: Option<(Incarnation, Option<Fence>)>,
+    },
+    /// It may have been written or not.
+    #[error("whether it was written is unknown: {why}; read before you repeat it")]
+    OutcomeUnknown {
+        /// Why.
+        why: String,
+    },
+    /// Certainly not written.
+    #[error("not written: {why}")]
+    Unavailable {
+        /// Why, and what to do.
+        why: String,
+    },
+    /// A bound was met. Nothing was written.
+    #[error("operation {op} is over the limit of {what}")]
+    TooLarge {
+        /// Index of the operation.
+        op: usize,
+        /// Which bound.
+        what: &'static str,
+    },
+    /// The store cannot do this operation.
+    #[error("this store does not support {what}")]
+    Unsupported {
+        /// What.
+        what: &'static str,
+    },
+}
+
+impl CommitError {
+    /// Whether the same commit may succeed later, nothing of it having been written.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Unavailable { .. })
+    }
+}
+
+/// What a store may lack (SPEC C4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Feature {
+    /// Compare-and-set checkpoints.
+    CheckpointCas,
+    /// Several operations in one commit, all or none.
+    AtomicCommit,
+    /// Journal and outbox (SPEC G).
+    Durability,
+    /// Fenced locks.
+    Locks,
+}
+
+/// A held lock (SPEC F2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FencedLock {
+    /// Names this acquisition: renew and release with it.
+    pub token: Incarnation,
+    /// Grows with every acquisition; give it to the resource.
+    pub fence: Fence,
+}
+
+/// What a bot keeps. See the module's rustdoc for the duties of a caller.
+///
+/// No default bodies: a wrapper that forgets a method would lose it silently.
+#[async_trait]
+pub trait Store: Send + Sync + 'static {
+    /// The prefix this store is scoped to.
+    fn prefix(&self) -> &Prefix;
+
+    /// Whether other replicas see the same data.
+    fn is_shared(&self) -> bool;
+
+    /// Whether a feature is there.
+    fn supports(&self, feature: Feature) -> bool;
+
+    /// Reads one row.
+    async fn read(&self, key: &RowKey, how: Consistency<'_>) -> Result<Option<Row>, StoreError>;
+
+    /// Rows of a table in key order, after `after`, at most `limit`; linearizable.
+    async fn scan(
+        &self,
+        table: Table,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<(RowKey, Row)>, StoreError>;
+
+    /// Applies all operations or none. Answers a revision for each; zero for those that write no
+    /// row.
+    async fn commit(&self, by: Authority<'_>, ops: Vec<Op>) -> Result<Vec<Revision>, CommitError>;
+
+    /// Acquires a lock if it is free.
+    async fn acquire_lock_fenced(
+        &self,
+        key: &str,
+        ttl_ms: u64,
+    ) -> Result<Option<FencedLock>, CommitError>;
+
+    /// Extends a held lock; `false` where the token is stale.
+    async fn renew_lock(
+        &self,
+        key: &str,
+        token: Incarnation,
+        ttl_ms: u64,
+    ) -> Result<bool, CommitError>;
+
+    /// Releases a held lock; `false` where the token is stale.
+    async fn release_lock(&self, key: &str, token: Incarnation) -> Result<bool, CommitError>;
+
+    /// A journaled message that is not acknowledged, as this node sees it.
+    async fn journal(&self, ticket: TicketId) -> Result<Option<JournalRecord>, StoreError>;
+
+    /// A chat's outbox after a number, in order, as this node sees it.
+    async fn outbox(
+        &self,
+        chat: &str,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<OutboxEntry>, StoreError>;
+
+    /// Returns once the chat's outbox has an entry after that number.
+    async fn outbox_beyond(&self, chat: &str, after: u64) -> Result<(), StoreError>;
+
+    /// Records that a chat's outbox was sent up to this number; `false` where `sender` does not own
+    /// it.
+    async fn mark_sent(
+        &self,
+        chat: &str,
+        up_to: u64,
+        sender: Incarnation,
+    ) -> Result<bool, CommitError>;
+
+    /// Messages that were given up.
+    async fn dead_letters(&self) -> Result<Vec<DeadLetter>, StoreError>;
+
+    /// Puts a dead letter back (`retry`) or drops it; `false` where there is none of that ticket.
+    async fn settle_dead_letter(&self, ticket: TicketId, retry: bool) -> Result<bool, CommitError>;
+
+    /// Until when a call made now may take; the store's own deadline for one operation.
+    fn deadline(&self) -> BootInstant;
+}
