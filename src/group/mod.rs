@@ -7,6 +7,8 @@
 //! The promise that makes reads under a turn local (SPEC F4): [`Group::execute`] answers only after
 //! the machine of *this* node has applied the command, and effects are raised by the same apply.
 
+mod deadlines;
+mod memory;
 mod wakeups;
 
 use std::time::Duration;
@@ -17,7 +19,9 @@ use crate::clock::{BootInstant, Clock};
 use crate::machine::{Command, Machine, Reply};
 use crate::types::NodeId;
 
-pub use wakeups::{SessionEvents, Topic, Waiter, Wakeups};
+pub use deadlines::Deadlines;
+pub use memory::MemoryHub;
+pub use wakeups::{SessionEvent, SessionEvents, Topic, Waiter, Wakeups};
 
 /// Why the group cannot be asked at the moment.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -29,9 +29,18 @@ pub enum Topic {
     Row(RowKey),
 }
 
-/// Effects of one incarnation, in order. Unbounded because it holds at most what the machine
+/// What the listener of one session gets.
+#[derive(Debug, Clone, PartialEq)]
+pub enum SessionEvent {
+    /// An apply on this node had this effect.
+    Effect(Effect),
+    /// The state was replaced; effects may have been missed: read the machine.
+    Resync,
+}
+
+/// What concerns one incarnation, in order. Unbounded because it holds at most what the machine
 /// itself is bounded to (tickets and outboxes of one session).
-pub type SessionEvents = mpsc::UnboundedReceiver<Effect>;
+pub type SessionEvents = mpsc::UnboundedReceiver<SessionEvent>;
 
 /// The listeners of one node.
 #[derive(Debug, Default, Clone)]
@@ -41,9 +50,11 @@ pub struct Wakeups {
 
 #[derive(Debug, Default)]
 struct Inner {
-    sessions: HashMap<Incarnation, mpsc::UnboundedSender<Effect>>,
+    sessions: HashMap<Incarnation, mpsc::UnboundedSender<SessionEvent>>,
     topics: HashMap<Topic, watch::Sender<u64>>,
     all: Vec<mpsc::UnboundedSender<Arc<Vec<Effect>>>>,
+    /// Who wants to hear of messages that were given up, in any prefix.
+    dead_letters: Vec<mpsc::UnboundedSender<Effect>>,
 }
 
 /// Waits for a topic. Dropping it ends the wait.
@@ -107,9 +118,20 @@ impl Wakeups {
         receiver
     }
 
+    /// Every [`Effect::DeadLettered`] from now on. They belong to no session.
+    pub fn dead_letters(&self) -> mpsc::UnboundedReceiver<Effect> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let mut inner = self.inner.lock();
+        inner.dead_letters.retain(|sender| !sender.is_closed());
+        inner.dead_letters.push(sender);
+        receiver
+    }
+
     /// Raises everything: after a snapshot replaced the state, nobody knows what was missed.
     pub fn raise_all(&self) {
-        for sender in self.inner.lock().topics.values() {
+        let mut inner = self.inner.lock();
+        inner.sessions.retain(|_, sender| sender.send(SessionEvent::Resync).is_ok());
+        for sender in inner.topics.values() {
             sender.send_modify(|count| *count += 1);
         }
     }
@@ -124,9 +146,12 @@ impl Wakeups {
             let (session, topics) = addressees(effect);
             if let Some(session) = session
                 && let Some(sender) = inner.sessions.get(&session)
-                && sender.send(effect.clone()).is_err()
+                && sender.send(SessionEvent::Effect(effect.clone())).is_err()
             {
                 inner.sessions.remove(&session);
+            }
+            if matches!(effect, Effect::DeadLettered { .. }) {
+                inner.dead_letters.retain(|sender| sender.send(effect.clone()).is_ok());
             }
             if inner.topics.is_empty() {
                 continue;
