@@ -44,6 +44,9 @@ pub struct Peer {
     pub name: String,
     /// `host:port` of its cluster listener, resolved at each dial (SPEC K4).
     pub address: String,
+    /// Made by the member and written to its disk before it asked to join: a join that is asked
+    /// again is known by it (SPEC K1).
+    pub nonce: u128,
 }
 
 impl std::fmt::Display for Peer {

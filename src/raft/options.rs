@@ -1,0 +1,133 @@
+//! What a node is opened with.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::{Clock, SystemClock};
+use crate::machine::Limits;
+
+use super::Secret;
+
+/// How a data directory that holds no member yet becomes one. A member that restarts ignores it
+/// (SPEC N2).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// It has to be a member already.
+    Member,
+    /// Founds a group of one.
+    Bootstrap,
+    /// Joins a group by one of these cluster addresses.
+    Join(Vec<String>),
+    /// Symmetric replicas (SPEC K2): nobody founds before all of them were seen.
+    Expect {
+        /// How many; as many as `peers`.
+        count: usize,
+        /// Cluster addresses, the own included.
+        peers: Vec<String>,
+    },
+}
+
+/// The beat of the group. One unit scales all of it (DESIGN 6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timing {
+    /// Distance of two heartbeats.
+    pub heartbeat: Duration,
+    /// The election timeout is random between this …
+    pub election_min: Duration,
+    /// … and this.
+    pub election_max: Duration,
+    /// How long one append may take, the follower's fsync included.
+    pub append: Duration,
+    /// How long a connect may take.
+    pub connect: Duration,
+}
+
+impl Timing {
+    /// The default beat, slowed by `factor` (for slow disks).
+    pub fn scaled(factor: u32) -> Self {
+        let factor = factor.max(1);
+        Self {
+            heartbeat: Duration::from_millis(50) * factor,
+            election_min: Duration::from_millis(150) * factor,
+            election_max: Duration::from_millis(300) * factor,
+            append: Duration::from_secs(1) * factor,
+            connect: Duration::from_millis(500) * factor,
+        }
+    }
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self::scaled(1)
+    }
+}
+
+/// The bounds of a node that are its own, not the group's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeLimits {
+    /// Commands waiting for a batch, over all lanes (SPEC M3).
+    pub commands_waiting_max: usize,
+    /// Log entries after which a snapshot is built.
+    pub snapshot_every: u64,
+    /// Log entries kept behind a snapshot, so that a follower slightly behind needs none.
+    pub entries_kept: u64,
+    /// The largest snapshot that is taken from a leader, in bytes.
+    pub snapshot_bytes_max: u64,
+}
+
+impl Default for NodeLimits {
+    fn default() -> Self {
+        Self {
+            commands_waiting_max: 16_384,
+            snapshot_every: 50_000,
+            entries_kept: 20_000,
+            snapshot_bytes_max: 16 << 30,
+        }
+    }
+}
+
+/// What a node is opened with. `..NodeOptions::new(name, dir, advertise, secret)` fills the rest.
+#[derive(Clone, Debug)]
+pub struct NodeOptions {
+    /// The operator's name for it, unique in the group.
+    pub name: String,
+    /// Its data directory; created if absent, locked while open.
+    pub dir: PathBuf,
+    /// `host:port` by which the others reach its cluster listener.
+    pub advertise: String,
+    /// The cluster secret.
+    pub secret: Secret,
+    /// What an empty directory does.
+    pub start: Start,
+    /// By what it judges leases.
+    pub clock: Arc<dyn Clock>,
+    /// The beat.
+    pub timing: Timing,
+    /// Its own bounds.
+    pub limits: NodeLimits,
+    /// The machine's bounds; those of the group's founder hold.
+    pub machine: Limits,
+}
+
+impl NodeOptions {
+    /// Options for a member that restarts, everything else by default.
+    pub fn new(
+        name: impl Into<String>,
+        dir: impl Into<PathBuf>,
+        advertise: impl Into<String>,
+        secret: Secret,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            dir: dir.into(),
+            advertise: advertise.into(),
+            secret,
+            start: Start::Member,
+            clock: SystemClock::shared(),
+            timing: Timing::default(),
+            limits: NodeLimits::default(),
+            machine: Limits::default(),
+        }
+    }
+}
