@@ -1,0 +1,12 @@
+//! What the process-level tests share. Each test binary uses a part of it.
+#![allow(dead_code, reason = "each test binary uses its own part of this module")]
+#![allow(unreachable_pub, reason = "a module of a test binary has nobody to be reachable for")]
+
+pub mod api;
+pub mod cluster;
+pub mod linearize;
+pub mod models;
+pub mod proxy;
+pub mod simulated;
+pub mod turnlog;
+pub mod workload;
