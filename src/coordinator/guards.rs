@@ -1,45 +1,139 @@
 //! Tickets, turns and leads as values: held while they live, given back when they end.
 //!
-//! A guard's `Drop` neither spawns nor blocks: it tells the carrier's task, which releases.
+//! Problem: a right that was lost must stop everything done under it, also where the process slept
+//! through the news. Idea: every guard shares its session's [`Tenure`], and every act asks the
+//! tenure, which asks the boot clock; timers and channels only wake whoever waits.
+//!
+//! Invariants:
+//! * A tenure that was lost, or was once seen past its give-up instant, stays lost: whoever sees it
+//!   first makes it so, under the lock that a renewal has to take too (DESIGN 3 rule 8).
+//! * A guard's `Drop` neither spawns nor blocks: it tells the session's task, which releases.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tokio::sync::{mpsc, watch};
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, oneshot, watch};
 
-use super::LostReason;
+use super::{CoordinationError, LostReason};
 use crate::clock::{BootInstant, Clock};
+use crate::machine::{Grant, QueueKey};
 use crate::types::{ChatKey, Fence, Incarnation, TicketId};
 
-/// Why, once it is lost. `None` while it is held.
-pub(crate) type LostSignal = watch::Receiver<Option<LostReason>>;
-
-/// Tickets whose guards were dropped, for the carrier's task to release.
-pub(crate) type Dropped = mpsc::UnboundedSender<(Incarnation, TicketId)>;
+/// A ticket that its holder gave back, for the session's task to end in the group.
+#[derive(Debug)]
+pub(crate) struct Returned {
+    /// Which.
+    pub(crate) ticket: TicketId,
+    /// Where and under which fence it was granted; `None` where it still waited.
+    pub(crate) granted: Option<(QueueKey, Fence)>,
+    /// Who wants to know.
+    pub(crate) answer: Option<oneshot::Sender<Result<(), CoordinationError>>>,
+}
 
 /// One incarnation's right to act, as far as this process knows: shared by all its guards.
 #[derive(Debug, Clone)]
 pub(crate) struct Tenure {
-    /// The incarnation.
-    pub(crate) incarnation: Incarnation,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    incarnation: Incarnation,
     /// Judged by this clock.
-    pub(crate) clock: Arc<dyn Clock>,
+    clock: Arc<dyn Clock>,
+    /// A mutex and not two channels: that a tenure is past its end and that it is extended must
+    /// not both be found true.
+    standing: Mutex<Standing>,
+    /// Repeats `standing.lost` for those who wait for it.
+    lost: watch::Sender<Option<LostReason>>,
+    /// Where dropped guards go.
+    returns: mpsc::UnboundedSender<Returned>,
+}
+
+#[derive(Debug)]
+struct Standing {
     /// The give-up instant: sent instant of the last accepted renewal + lease − margin.
-    pub(crate) until: watch::Receiver<BootInstant>,
-    /// Set once the session was given up or ended. Final.
-    pub(crate) lost: LostSignal,
+    until: BootInstant,
+    /// Set once. Final.
+    lost: Option<LostReason>,
 }
 
 impl Tenure {
+    pub(crate) fn new(
+        incarnation: Incarnation,
+        clock: Arc<dyn Clock>,
+        until: BootInstant,
+    ) -> (Self, mpsc::UnboundedReceiver<Returned>) {
+        let (returns, returned) = mpsc::unbounded_channel();
+        let shared = Shared {
+            incarnation,
+            clock,
+            standing: Mutex::new(Standing { until, lost: None }),
+            lost: watch::channel(None).0,
+            returns,
+        };
+        (Self { shared: Arc::new(shared) }, returned)
+    }
+
+    /// Whose it is.
+    pub(crate) fn incarnation(&self) -> Incarnation {
+        self.shared.incarnation
+    }
+
+    /// The give-up instant.
+    pub(crate) fn until(&self) -> BootInstant {
+        self.shared.standing.lock().until
+    }
+
     /// Whether the session may still act, asked of the clock now (DESIGN 3 rule 4).
     pub(crate) fn check(&self) -> Result<(), LostReason> {
-        if let Some(reason) = *self.lost.borrow() {
-            return Err(reason);
+        let reason = {
+            let mut standing = self.shared.standing.lock();
+            match standing.lost {
+                Some(reason) => return Err(reason),
+                None if self.shared.clock.now() < standing.until => return Ok(()),
+                None => *standing.lost.insert(LostReason::Expired),
+            }
+        };
+        self.shared.lost.send_replace(Some(reason));
+        Err(reason)
+    }
+
+    /// A renewal was accepted: the tenure lasts until then, unless it is lost already.
+    pub(crate) fn extend(&self, until: BootInstant) -> Result<(), LostReason> {
+        {
+            let mut standing = self.shared.standing.lock();
+            if standing.lost.is_none() && self.shared.clock.now() < standing.until {
+                standing.until = standing.until.max(until);
+                return Ok(());
+            }
         }
-        if self.clock.now() >= *self.until.borrow() {
-            return Err(LostReason::Expired);
+        self.check()
+    }
+
+    /// Ends it. The first reason stays.
+    pub(crate) fn end(&self, reason: LostReason) -> LostReason {
+        let reason = *self.shared.standing.lock().lost.get_or_insert(reason);
+        self.shared.lost.send_replace(Some(reason));
+        reason
+    }
+
+    /// Resolves when it is lost. The session's task is what wakes at the give-up instant.
+    pub(crate) async fn lost(&self) -> LostReason {
+        let mut lost = self.shared.lost.subscribe();
+        loop {
+            if let Err(reason) = self.check() {
+                return reason;
+            }
+            // `self` keeps the sender.
+            let _ = lost.changed().await;
         }
-        Ok(())
+    }
+
+    fn give_back(&self, returned: Returned) {
+        // The session's task is gone only when the session is, and then nothing is held.
+        let _ = self.shared.returns.send(returned);
     }
 }
 
@@ -50,34 +144,33 @@ macro_rules! guard {
         #[must_use = "dropping it gives it back"]
         pub struct $name {
             key: $key,
+            queue: QueueKey,
             ticket: TicketId,
             fence: Fence,
             previous: Option<Incarnation>,
             tenure: Tenure,
             // Set by a cut (SPEC C10): this guard no longer acts, though the session may.
-            revoked: Arc<watch::Sender<Option<LostReason>>>,
+            revoked: watch::Sender<Option<LostReason>>,
             released: AtomicBool,
-            dropped: Dropped,
         }
 
         impl $name {
             pub(crate) fn new(
                 key: $key,
+                queue: QueueKey,
                 ticket: TicketId,
-                fence: Fence,
-                previous: Option<Incarnation>,
+                grant: Grant,
                 tenure: Tenure,
-                dropped: Dropped,
             ) -> Self {
                 Self {
                     key,
+                    queue,
                     ticket,
-                    fence,
-                    previous,
+                    fence: grant.fence,
+                    previous: grant.previous,
                     tenure,
-                    revoked: Arc::new(watch::channel(None).0),
+                    revoked: watch::channel(None).0,
                     released: AtomicBool::new(false),
-                    dropped,
                 }
             }
 
@@ -98,7 +191,7 @@ macro_rules! guard {
 
             /// The incarnation that holds it.
             pub fn incarnation(&self) -> Incarnation {
-                self.tenure.incarnation
+                self.tenure.incarnation()
             }
 
             /// Who held it before; anything but this incarnation (also `None`) means that memory
@@ -115,6 +208,12 @@ macro_rules! guard {
                 self.tenure.check()
             }
 
+            /// No act under it may take longer than until then (DESIGN 3 rule 7). A renewal moves
+            /// it on.
+            pub fn valid_until(&self) -> BootInstant {
+                self.tenure.until()
+            }
+
             /// Ends the right to act, here and now; the release follows when the guard goes.
             pub fn revoke(&self, reason: LostReason) {
                 self.revoked.send_if_modified(|revoked| {
@@ -126,47 +225,63 @@ macro_rules! guard {
                 });
             }
 
-            /// Resolves when it is lost; the group cannot give it to another before.
+            /// Resolves when it is lost (the group cannot give it to another before), or with
+            /// [`LostReason::SteppedDown`] when the guard is gone.
             pub fn lost(&self) -> impl Future<Output = LostReason> + Send + use<> {
                 let mut revoked = self.revoked.subscribe();
-                let mut tenure = self.tenure.clone();
+                let tenure = self.tenure.clone();
                 async move {
-                    loop {
-                        if let Some(reason) = *revoked.borrow_and_update() {
-                            return reason;
+                    let cut = async {
+                        loop {
+                            if let Some(reason) = *revoked.borrow_and_update() {
+                                return reason;
+                            }
+                            if revoked.changed().await.is_err() {
+                                return LostReason::SteppedDown;
+                            }
                         }
-                        if let Err(reason) = tenure.check() {
-                            return reason;
-                        }
-                        let until = *tenure.until.borrow_and_update();
-                        let clock = tenure.clock.clone();
-                        // A closed channel only means that its side ended first; the others tell.
-                        tokio::select! {
-                            changed = revoked.changed() => if changed.is_err() {
-                                return LostReason::Expired;
-                            },
-                            changed = tenure.lost.changed() => if changed.is_err() {
-                                return LostReason::Expired;
-                            },
-                            _ = tenure.until.changed() => {}
-                            () = clock.sleep_until(until) => {}
-                        }
+                    };
+                    tokio::select! {
+                        reason = cut => reason,
+                        reason = tenure.lost() => reason,
                     }
                 }
             }
 
-            /// Tells that its end is on its way by other means (a commit that holds the release).
-            pub(crate) fn mark_released(&self) {
-                self.released.store(true, Ordering::Release);
+            /// Gives it back and returns once the group has. Dropping does the same unwatched.
+            pub async fn release(self) -> Result<(), CoordinationError> {
+                let (answer, answered) = oneshot::channel();
+                self.give_back(Some(answer));
+                let tenure = self.tenure.clone();
+                drop(self);
+                match answered.await {
+                    Ok(answer) => answer,
+                    // The session ended first, and this with it.
+                    Err(_) => Err(CoordinationError::LeaseLost {
+                        reason: tenure.end(LostReason::Expired),
+                    }),
+                }
+            }
+
+            fn give_back(&self, answer: Option<oneshot::Sender<Result<(), CoordinationError>>>) {
+                if self.released.swap(true, Ordering::AcqRel) {
+                    if let Some(answer) = answer {
+                        // Whoever asked may have stopped waiting.
+                        let _ = answer.send(Ok(()));
+                    }
+                    return;
+                }
+                self.tenure.give_back(Returned {
+                    ticket: self.ticket,
+                    granted: Some((self.queue.clone(), self.fence)),
+                    answer,
+                });
             }
         }
 
         impl Drop for $name {
             fn drop(&mut self) {
-                if !self.released.swap(true, Ordering::AcqRel) {
-                    // The carrier's task is gone only when the session is.
-                    let _ = self.dropped.send((self.tenure.incarnation, self.ticket));
-                }
+                self.give_back(None);
             }
         }
     };
@@ -175,6 +290,17 @@ macro_rules! guard {
 guard! {
     /// The right to act for one chat, under one fence.
     Turn, ChatKey
+}
+
+impl Turn {
+    /// Tells that its end is on its way by other means (a commit that holds the release).
+    pub(crate) fn mark_released(&self) {
+        self.released.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn queue(&self) -> &QueueKey {
+        &self.queue
+    }
 }
 
 guard! {
@@ -187,15 +313,12 @@ guard! {
 #[must_use = "dropping it withdraws it"]
 pub struct Ticket {
     key: ChatKey,
-    ticket: TicketId,
-    tenure: Tenure,
-    taken: bool,
-    dropped: Dropped,
+    place: Place,
 }
 
 impl Ticket {
-    pub(crate) fn new(key: ChatKey, ticket: TicketId, tenure: Tenure, dropped: Dropped) -> Self {
-        Self { key, ticket, tenure, taken: false, dropped }
+    pub(crate) fn new(key: ChatKey, place: Place) -> Self {
+        Self { key, place }
     }
 
     /// The chat.
@@ -205,27 +328,61 @@ impl Ticket {
 
     /// Its number.
     pub fn id(&self) -> TicketId {
-        self.ticket
+        self.place.ticket
     }
 
-    /// Turns it into the turn it was granted; the ticket no longer withdraws.
-    pub(crate) fn granted(&mut self, fence: Fence, previous: Option<Incarnation>) -> Turn {
-        self.taken = true;
-        Turn::new(
-            self.key.clone(),
-            self.ticket,
-            fence,
-            previous,
-            self.tenure.clone(),
-            self.dropped.clone(),
-        )
+    pub(crate) fn place(&mut self) -> &mut Place {
+        &mut self.place
+    }
+
+    /// The turn it was granted.
+    pub(crate) fn granted(&self, grant: Grant) -> Turn {
+        let Place { queue, ticket, tenure, .. } = &self.place;
+        Turn::new(self.key.clone(), queue.clone(), *ticket, grant, tenure.clone())
     }
 }
 
-impl Drop for Ticket {
+/// A place in any queue, and where its grant comes out. Dropped before, it is withdrawn.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) queue: QueueKey,
+    pub(crate) ticket: TicketId,
+    pub(crate) tenure: Tenure,
+    /// When it was taken.
+    pub(crate) since: BootInstant,
+    /// `None` once the grant was taken out.
+    grant: Option<oneshot::Receiver<Grant>>,
+}
+
+impl Place {
+    pub(crate) fn new(
+        queue: QueueKey,
+        ticket: TicketId,
+        tenure: Tenure,
+        since: BootInstant,
+        grant: oneshot::Receiver<Grant>,
+    ) -> Self {
+        Self { queue, ticket, tenure, since, grant: Some(grant) }
+    }
+
+    /// Waits for the grant. Cancel-safe. The place no longer withdraws itself afterwards.
+    pub(crate) async fn granted(&mut self) -> Result<Grant, LostReason> {
+        let Some(waiting) = &mut self.grant else { return Err(LostReason::SteppedDown) };
+        let grant = tokio::select! {
+            biased;
+            reason = self.tenure.lost() => return Err(reason),
+            grant = waiting => grant,
+        };
+        self.grant = None;
+        // Without an answer the ticket ended by another's doing.
+        grant.map_err(|_| self.tenure.check().err().unwrap_or(LostReason::Superseded))
+    }
+}
+
+impl Drop for Place {
     fn drop(&mut self) {
-        if !self.taken {
-            let _ = self.dropped.send((self.tenure.incarnation, self.ticket));
+        if self.grant.is_some() {
+            self.tenure.give_back(Returned { ticket: self.ticket, granted: None, answer: None });
         }
     }
 }

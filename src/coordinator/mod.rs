@@ -13,8 +13,14 @@ use crate::clock::BootInstant;
 use crate::machine::{Admission, Admit, JournalRecord};
 use crate::types::{ChatKey, Fence, Incarnation, Prefix, ReplicaId, TicketId};
 
+mod carriers;
+mod driver;
+mod group;
 mod guards;
+mod session;
 
+pub use carriers::{MemoryCoordinator, RaftCoordinator};
+pub use group::{CoordinatorOptions, GroupCoordinator};
 pub use guards::{Lead, Ticket, Turn};
 
 /// Why a right was lost (SPEC H1).

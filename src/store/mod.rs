@@ -7,12 +7,19 @@
 //! Duties of a caller, in order: read under the consistency it needs; put what belongs together
 //! into one [`Store::commit`]; treat [`CommitError::OutcomeUnknown`] as *both may be true*.
 
+mod carriers;
+mod ext;
+mod group;
+
 use async_trait::async_trait;
 
 use crate::clock::BootInstant;
 use crate::coordinator::Turn;
 use crate::machine::{Admit, Outgoing};
 use crate::types::{Fence, Incarnation, Prefix, Revision, TicketId};
+
+pub use ext::{StoreExt, UpdateError};
+pub use group::{GroupStore, MemoryStore, RaftStore};
 
 pub use crate::machine::{DeadLetter, Expect, JournalRecord, OutboxEntry, Row, Table};
 

@@ -1,0 +1,440 @@
+//! The life of a replica's sessions: open, renew, give up, come back.
+//!
+//! Problem: the holder of a lease must stop before the group may give its rights to another, though
+//! answers are late or lost, the process pauses, and clocks run apart. Idea (DESIGN 3): count from
+//! the instant just *before the first attempt* of the last renewal that was answered, which is
+//! earlier than any node's apply of it; stop a margin before that instant + lease.
+//!
+//! Invariants:
+//! * `seq` strictly increases; a retry keeps its seq and its sent instant.
+//! * Giving up is final: the session is closed and a new incarnation is opened. An answer that comes
+//!   afterwards changes nothing ([`super::guards::Tenure`] sees to that).
+//! * One task runs it all, dispatch and renewal in turn: a process whose runtime does not get to
+//!   run its tasks does not renew either (DESIGN 3 rule 11).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::mpsc;
+
+use super::group::{Phase, Shared};
+use super::guards::{Returned, Tenure};
+use super::session::Session;
+use super::{CoordinationError, CoordinatorEvent, LostReason};
+use crate::clock::BootInstant;
+use crate::group::{ExecuteError, SessionEvent, SessionEvents, Unavailable, look};
+use crate::machine::{Authority, Command, Effect, EndReason, Op, Refusal, Reply, SessionKind};
+use crate::types::{Incarnation, TicketId};
+
+/// How long opening may fail before the log says so (case c21), and how often it does then.
+const REPORT_EVERY: Duration = Duration::from_secs(5);
+
+/// Between two attempts of anything that failed at once.
+const PAUSE_MAX: Duration = Duration::from_millis(200);
+
+/// Outboxes named again at each renewal: an event that its reader was too slow for is made good.
+const OUTBOXES_NAMED_MAX: usize = 1_000;
+
+/// Lease under which an election can outlast it (SPEC E2).
+const LEASE_SHORT: Duration = Duration::from_secs(3);
+
+/// How far before the lease's end the holder stops (DESIGN 3).
+pub(super) fn margin(lease: Duration) -> Duration {
+    if lease < Duration::from_secs(1) {
+        lease / 3
+    } else {
+        (lease / 10).max(Duration::from_millis(250))
+    }
+}
+
+/// Whether the coordinator goes on after a session.
+enum After {
+    Reopen,
+    Stop,
+}
+
+/// Runs sessions until the coordinator is closed.
+pub(super) async fn run(shared: Arc<Shared>) {
+    if shared.lease < LEASE_SHORT {
+        tracing::warn!(
+            lease = ?shared.lease,
+            "a lease this short can end while the group elects a leader or a machine is busy: its \
+             holder then loses its turns and comes back; from 3 s on it survives both"
+        );
+    }
+    loop {
+        let opened = tokio::select! {
+            opened = open(&shared) => opened,
+            () = shared.asked_to_close() => break,
+        };
+        let session = opened.session.clone();
+        let after = serve(&shared, opened).await;
+        shared.group.wakeups().forget_session(session.incarnation());
+        if let After::Stop = after {
+            break;
+        }
+    }
+    shared.closed();
+}
+
+/// A session just opened.
+struct Opened {
+    session: Arc<Session>,
+    returned: mpsc::UnboundedReceiver<Returned>,
+    orphans: mpsc::UnboundedReceiver<Returned>,
+    events: SessionEvents,
+    lease: Duration,
+    /// Just before the first attempt of its opening.
+    sent: BootInstant,
+    shared_with: Option<Incarnation>,
+}
+
+async fn open(shared: &Arc<Shared>) -> Opened {
+    let began = shared.clock.now();
+    let mut report_at = began + REPORT_EVERY;
+    loop {
+        let attempt = open_once(shared);
+        tokio::pin!(attempt);
+        let fault = loop {
+            tokio::select! {
+                opened = &mut attempt => match opened {
+                    Ok(opened) => return opened,
+                    Err(fault) => break fault,
+                },
+                () = shared.clock.sleep_until(report_at) => {
+                    report_at = shared.clock.now() + REPORT_EVERY;
+                    tracing::warn!(
+                        prefix = %shared.prefix,
+                        replica = %shared.replica,
+                        waited = ?(shared.clock.now() - began),
+                        trouble = shared.trouble().map(tracing::field::display),
+                        "cannot open a session yet: the group does not answer; still trying"
+                    );
+                }
+            }
+        };
+        tracing::debug!(prefix = %shared.prefix, fault, "opening a session failed");
+        shared.clock.sleep_until(shared.clock.now() + PAUSE_MAX).await;
+    }
+}
+
+async fn open_once(shared: &Arc<Shared>) -> Result<Opened, String> {
+    let sent = shared.clock.now();
+    // An answer later than that is of no use, and the session it tells of ends by itself.
+    let deadline = sent + (shared.lease - margin(shared.lease));
+    let command = Command::OpenSession {
+        prefix: shared.prefix.clone(),
+        kind: SessionKind::Replica,
+        replica: shared.replica.0.clone(),
+        node: shared.group.node_id(),
+        lease_ms: shared.lease.as_millis() as u64,
+    };
+    let reply = shared.execute(command, deadline).await.map_err(|fault| fault.to_string())?;
+    let Reply::Session { session: incarnation, lease_ms, shared_with } = reply else {
+        shared.note(Some(Unavailable::NotServing { why: format!("{reply:?}") }));
+        return Err(format!("the group refused: {reply:?}"));
+    };
+    let lease = Duration::from_millis(lease_ms);
+    let events = shared.group.wakeups().session(incarnation);
+    let (tenure, returned) =
+        Tenure::new(incarnation, shared.clock.clone(), sent + (lease - margin(lease)));
+    let (session, orphans) =
+        Session::new(tenure, shared.group.clone(), shared.prefix.clone(), shared.journaled.clone());
+    let session = Arc::new(session);
+    Ok(Opened { session, returned, orphans, events, lease, sent, shared_with })
+}
+
+/// Serves one session to its end.
+async fn serve(shared: &Arc<Shared>, opened: Opened) -> After {
+    let Opened { session, returned, orphans, events, lease, sent, shared_with } = opened;
+    let incarnation = session.incarnation();
+    tracing::info!(prefix = %shared.prefix, replica = %shared.replica, %incarnation, "session open");
+    shared.enter(Phase::Open(session.clone()));
+    shared.tell(CoordinatorEvent::Opened { incarnation });
+    // Effects of the opening itself came before anybody could listen.
+    session.resync();
+    name_outboxes(shared, incarnation, 0);
+
+    let ended = {
+        let reason = tokio::select! {
+            biased;
+            () = shared.asked_to_close() => None,
+            reason = session.tenure.lost() => Some(reason),
+            reason = watch_over(shared, &session) => Some(reason),
+            reason = dispatch(shared, &session, events) => Some(reason),
+            reason = renew(shared, &session, lease, sent, shared_with) => Some(reason),
+            () = give_back(shared, &session, lease, returned, orphans) => Some(LostReason::Expired),
+        };
+        reason.map(|reason| session.tenure.end(reason))
+    };
+    let Some(reason) = ended else {
+        session.tenure.end(LostReason::SteppedDown);
+        close(shared, incarnation, Duration::from_secs(5)).await;
+        return After::Stop;
+    };
+    tracing::warn!(prefix = %shared.prefix, %incarnation, ?reason, "session lost; opening another");
+    shared.enter(Phase::Opening);
+    shared.tell(CoordinatorEvent::Lost { incarnation, reason });
+    // Others need not wait for the lease to run out. No harm where it comes late: it names only
+    // this incarnation.
+    close(shared, incarnation, lease / 3).await;
+    After::Reopen
+}
+
+/// Closes a session as well as can be: what is not closed expires.
+async fn close(shared: &Shared, session: Incarnation, within: Duration) {
+    let deadline = shared.clock.now() + within;
+    loop {
+        let closing = shared.execute(Command::CloseSession { session }, deadline);
+        let answer = tokio::select! {
+            answer = closing => answer,
+            () = shared.clock.sleep_until(deadline) => return,
+        };
+        match answer {
+            Ok(_) => return,
+            Err(fault) => tracing::debug!(%session, %fault, "closing the session failed"),
+        }
+        shared.clock.sleep_until((shared.clock.now() + PAUSE_MAX).min(deadline)).await;
+        if shared.clock.now() >= deadline {
+            return;
+        }
+    }
+}
+
+/// Wakes at the give-up instant. Whoever acts asks the clock itself; this wakes who waits.
+async fn watch_over(shared: &Shared, session: &Session) -> LostReason {
+    loop {
+        shared.clock.sleep_until(session.tenure.until()).await;
+        if let Err(reason) = session.tenure.check() {
+            return reason;
+        }
+    }
+}
+
+/// Takes in what applies on this node did to the session.
+async fn dispatch(shared: &Shared, session: &Session, mut events: SessionEvents) -> LostReason {
+    let mut dead_letters = shared.group.wakeups().dead_letters();
+    let mut batch = Vec::new();
+    loop {
+        tokio::select! {
+            got = events.recv_many(&mut batch, 256) => if got == 0 {
+                // Another listener took over this session: two coordinators never share one.
+                return LostReason::Superseded;
+            },
+            Some(letter) = dead_letters.recv() => {
+                if let Effect::DeadLettered { prefix, chat, ticket, id } = letter
+                    && prefix == shared.prefix
+                {
+                    shared.tell(CoordinatorEvent::DeadLettered { chat, ticket, id });
+                }
+            }
+        }
+        let mut grants = Vec::new();
+        for event in batch.drain(..) {
+            match event {
+                SessionEvent::Effect(Effect::Granted { queue, ticket, grant, .. }) => {
+                    grants.push((queue, ticket, grant));
+                }
+                SessionEvent::Effect(Effect::TicketEnded { ticket, .. }) => {
+                    // In order: its grant may be among those just gathered.
+                    session.granted(grants.drain(..));
+                    session.ended(ticket);
+                }
+                SessionEvent::Effect(Effect::SessionEnded { reason, .. }) => {
+                    return match reason {
+                        EndReason::Closed => LostReason::SteppedDown,
+                        EndReason::Expired => LostReason::Expired,
+                    };
+                }
+                SessionEvent::Effect(Effect::OutboxReady { chat, .. }) => {
+                    shared.tell(CoordinatorEvent::OutboxReady { chat });
+                }
+                // An adopted ticket is granted like any other; arming is the keeper's.
+                SessionEvent::Effect(_) => {}
+                SessionEvent::Resync => {
+                    grants.clear();
+                    session.resync();
+                    name_outboxes(shared, session.incarnation(), 0);
+                    let alive = |machine: &crate::machine::Machine| {
+                        machine.session(session.incarnation()).is_some()
+                    };
+                    if !look(&*shared.group, alive) {
+                        return LostReason::Expired;
+                    }
+                }
+            }
+        }
+        session.granted(grants);
+    }
+}
+
+/// Tells of outboxes that wait to be sent, from the `from`-th on.
+fn name_outboxes(shared: &Shared, session: Incarnation, from: usize) -> usize {
+    let all = look(&*shared.group, |machine| machine.outboxes_of(session));
+    let from = if from < all.len() { from } else { 0 };
+    let named = all.into_iter().skip(from).take(OUTBOXES_NAMED_MAX);
+    let chats: Vec<String> = named.map(|(_, chat)| chat).collect();
+    let next = from + chats.len();
+    for chat in chats {
+        shared.tell(CoordinatorEvent::OutboxReady { chat });
+    }
+    next
+}
+
+/// Renews every lease / 3, until the session is lost.
+async fn renew(
+    shared: &Shared,
+    session: &Session,
+    mut lease: Duration,
+    opened: BootInstant,
+    mut shared_with: Option<Incarnation>,
+) -> LostReason {
+    let tenure = &session.tenure;
+    if let Some(other) = shared_with {
+        shared.tell(CoordinatorEvent::ReplicaIdShared { other });
+    }
+    let mut last_seq = 0;
+    let mut renewed = opened;
+    let mut outbox = 0;
+    loop {
+        shared.clock.sleep_until(renewed + lease / 3).await;
+        outbox = name_outboxes(shared, session.incarnation(), outbox);
+        let seen = look(&*shared.group, |machine| machine.session(session.incarnation()));
+        last_seq = seen.map_or(last_seq, |view| last_seq.max(view.seq)) + 1;
+        let sent = shared.clock.now();
+        let answer = match renew_once(shared, tenure, lease, last_seq).await {
+            Ok(answer) => answer,
+            Err(reason) => return reason,
+        };
+        match answer {
+            Reply::Renewed { lease_ms, shared_with: other, .. } => {
+                lease = Duration::from_millis(lease_ms);
+                if let Err(reason) = tenure.extend(sent + (lease - margin(lease))) {
+                    return reason;
+                }
+                renewed = sent;
+                if let Some(other) = other.filter(|_| other != shared_with) {
+                    shared.tell(CoordinatorEvent::ReplicaIdShared { other });
+                }
+                shared_with = other;
+            }
+            // An attempt before this one arrived, so the session lives; but only an answer that
+            // says so counts. The next number goes out at once.
+            Reply::Stale => {}
+            _ => return LostReason::Expired,
+        }
+    }
+}
+
+/// Asks with one number until there is an answer.
+async fn renew_once(
+    shared: &Shared,
+    tenure: &Tenure,
+    lease: Duration,
+    seq: u64,
+) -> Result<Reply, LostReason> {
+    let session = tenure.incarnation();
+    loop {
+        // Every attempt is an act (DESIGN 3 rule 4).
+        tenure.check()?;
+        let deadline = (shared.clock.now() + lease / 3).min(tenure.until());
+        let asked = shared.execute(Command::RenewSession { session, seq: Some(seq) }, deadline);
+        let answer = tokio::select! {
+            answer = asked => answer,
+            // Its own deadline is the carrier's to keep; one that does not must not stop this.
+            () = shared.clock.sleep_until(deadline) => continue,
+        };
+        match answer {
+            Ok(reply) => return Ok(reply),
+            Err(fault) => {
+                tracing::debug!(%session, seq, %fault, "renewal has no answer; asking again");
+                shared.clock.sleep_until(shared.clock.now() + pause(lease)).await;
+            }
+        }
+    }
+}
+
+fn pause(lease: Duration) -> Duration {
+    (lease / 20).min(PAUSE_MAX)
+}
+
+/// Ends in the group what was given back here.
+async fn give_back(
+    shared: &Shared,
+    session: &Session,
+    lease: Duration,
+    mut returned: mpsc::UnboundedReceiver<Returned>,
+    mut orphans: mpsc::UnboundedReceiver<Returned>,
+) {
+    let mut under_way = FuturesUnordered::new();
+    loop {
+        let next = tokio::select! {
+            Some(next) = returned.recv() => next,
+            Some(next) = orphans.recv() => next,
+            Some(()) = under_way.next(), if !under_way.is_empty() => continue,
+            else => return,
+        };
+        under_way.push(release(shared, session.incarnation(), lease, next));
+    }
+}
+
+/// Releases or withdraws one ticket; asks until there is an answer (SPEC E4).
+async fn release(shared: &Shared, session: Incarnation, lease: Duration, returned: Returned) {
+    let Returned { ticket, granted, answer } = returned;
+    let prefix = shared.prefix.clone();
+    let command = match granted {
+        // Under its fence, so that asking again never ends a later grant of the same ticket
+        // (a journaled message that was returned is granted again).
+        Some((queue, fence)) => Command::Commit {
+            by: Authority::Holder { queue, fence, session: Some(session) },
+            ops: vec![Op::Release { prefix, ticket }],
+        },
+        None => Command::Release { prefix, ticket, session },
+    };
+    let reply = loop {
+        let deadline = shared.clock.now() + lease / 6;
+        let asked = shared.execute(command.clone(), deadline);
+        let outcome = tokio::select! {
+            outcome = asked => outcome,
+            () = shared.clock.sleep_until(deadline) => continue,
+        };
+        match outcome {
+            Ok(reply) => break reply,
+            Err(fault) => {
+                tracing::debug!(%ticket, %fault, "a release has no answer; asking again");
+                shared.clock.sleep_until(shared.clock.now() + pause(lease)).await;
+            }
+        }
+    };
+    let outcome = released(ticket, &reply);
+    if let Some(answer) = answer {
+        // Whoever asked may have stopped waiting.
+        let _ = answer.send(outcome);
+    }
+}
+
+/// What the answer to a release means: whatever says that it is not held is success.
+fn released(ticket: TicketId, reply: &Reply) -> Result<(), CoordinationError> {
+    match reply {
+        Reply::SessionExpired | Reply::Refused(Refusal::SessionExpired) => {
+            Err(CoordinationError::LeaseLost { reason: LostReason::Expired })
+        }
+        Reply::Done
+        | Reply::Committed(_)
+        | Reply::TicketGone
+        | Reply::UnknownTicket
+        | Reply::NotYours
+        | Reply::Refused(Refusal::Fenced { .. }) => Ok(()),
+        other => {
+            tracing::error!(%ticket, ?other, "a release was answered with what it cannot be");
+            Err(CoordinationError::OutcomeUnknown { why: format!("{other:?}") })
+        }
+    }
+}
+
+/// Whether nothing was done and asking again may help.
+pub(super) fn may_repeat(fault: &ExecuteError) -> bool {
+    matches!(fault, ExecuteError::NotExecuted(why) if !matches!(why, Unavailable::Overloaded { .. }))
+}

@@ -1,0 +1,392 @@
+//! The store over a group: a node of a Raft group, or a hub in memory.
+//!
+//! Every write is one command, so it is done whole or not at all, and exactly once however often
+//! the group had to be asked. An answer that did not come stays *unknown*: it is never folded into
+//! "not written".
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::{
+    Authority, CommitError, Consistency, DeadLetter, Feature, FencedLock, JournalRecord, Op,
+    OutboxEntry, Row, RowKey, Store, StoreError, Table,
+};
+use crate::clock::BootInstant;
+use crate::coordinator::{CoordinatorOptions, GroupCoordinator, LostReason, MemoryCoordinator};
+use crate::group::{ExecuteError, Group, MemoryHub, Topic, look};
+use crate::machine::{
+    Authority as Holding, Command, Limit, Machine, Op as Step, QueueKey, QueueKind, Refusal, Reply,
+    RowKey as Key,
+};
+use crate::types::{Incarnation, KEY_BYTES_MAX, Prefix, Revision, TicketId, VALUE_BYTES_MAX};
+
+/// How long one operation may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A store over a group, scoped to one prefix. Cheap to clone.
+#[derive(Clone)]
+pub struct GroupStore {
+    group: Arc<dyn Group>,
+    prefix: Prefix,
+    shared: bool,
+}
+
+/// The store over a node of a Raft group: `RaftStore::new(node, prefix)`.
+pub type RaftStore = GroupStore;
+
+impl fmt::Debug for GroupStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let node = self.group.node_id();
+        f.debug_struct("GroupStore").field("prefix", &self.prefix).field("node", &node).finish()
+    }
+}
+
+impl GroupStore {
+    /// The rows of this prefix in this group.
+    pub fn new(group: Arc<dyn Group>, prefix: Prefix) -> Self {
+        Self { group, prefix, shared: true }
+    }
+
+    /// A coordinator of the same group and prefix.
+    pub fn coordinator(&self, options: CoordinatorOptions) -> GroupCoordinator {
+        GroupCoordinator::new(self.group.clone(), self.prefix.clone(), options)
+    }
+
+    /// The group it stands on.
+    pub fn group(&self) -> &Arc<dyn Group> {
+        &self.group
+    }
+
+    fn key(&self, row: &RowKey) -> Key {
+        Key { table: row.table, prefix: self.prefix.clone(), key: row.key.clone() }
+    }
+
+    fn look<T>(&self, read: impl FnOnce(&Machine) -> T) -> T {
+        look(&*self.group, read)
+    }
+
+    /// Waits until this node has applied all that was acknowledged.
+    async fn barrier(&self) -> Result<(), StoreError> {
+        self.group
+            .barrier(self.deadline())
+            .await
+            .map_err(|why| StoreError::Unavailable { why: why.to_string() })
+    }
+
+    async fn execute(&self, command: Command, deadline: BootInstant) -> Result<Reply, CommitError> {
+        self.group.execute(command, deadline).await.map_err(|fault| match fault {
+            ExecuteError::NotExecuted(why) => CommitError::Unavailable { why: why.to_string() },
+            ExecuteError::OutcomeUnknown(why) => {
+                CommitError::OutcomeUnknown { why: why.to_string() }
+            }
+        })
+    }
+
+    fn holding(&self, by: &Authority<'_>) -> Result<(Holding, BootInstant), CommitError> {
+        let deadline = self.deadline();
+        match by {
+            Authority::Nobody => Ok((Holding::Nobody, deadline)),
+            Authority::Turn(turn) => {
+                if turn.check().is_err() {
+                    let holder = self.look(|machine| machine.holder(turn.queue()));
+                    let holder = holder.map(|holder| (holder.session, holder.fence));
+                    return Err(CommitError::Fenced { holder });
+                }
+                let holding = Holding::Holder {
+                    queue: turn.queue().clone(),
+                    fence: turn.fence(),
+                    session: Some(turn.incarnation()),
+                };
+                // No act may outlast the right to it (DESIGN 3 rule 7).
+                Ok((holding, deadline.min(turn.valid_until())))
+            }
+            Authority::Fence { chat, fence } => {
+                let queue = QueueKey {
+                    kind: QueueKind::Turn,
+                    prefix: self.prefix.clone(),
+                    name: (*chat).to_owned(),
+                };
+                Ok((Holding::Holder { queue, fence: *fence, session: None }, deadline))
+            }
+        }
+    }
+
+    fn step(&self, op: Op) -> Step {
+        let prefix = self.prefix.clone();
+        match op {
+            Op::Put { row, value, expect, ttl_ms } => {
+                Step::Put { row: self.key(&row), value, expect, ttl_ms }
+            }
+            Op::Delete { row, expect } => Step::Delete { row: self.key(&row), expect },
+            Op::Acknowledge(ticket) => Step::Acknowledge { prefix, ticket },
+            Op::Send { chat, send } => Step::Send { prefix, chat, send },
+            Op::Release(ticket) => Step::Release { prefix, ticket },
+            Op::Post(message) => Step::Post { prefix, message, session: None },
+        }
+    }
+
+    /// A yes or no of the machine.
+    async fn settle(&self, command: Command) -> Result<bool, CommitError> {
+        match self.execute(command, self.deadline()).await? {
+            Reply::Done | Reply::Renewed { .. } => Ok(true),
+            Reply::Stale | Reply::UnknownTicket | Reply::NotYours | Reply::SessionExpired => {
+                Ok(false)
+            }
+            other => Err(refused(other)),
+        }
+    }
+}
+
+/// What an answer that is none of the expected ones means.
+fn refused(reply: Reply) -> CommitError {
+    match reply {
+        Reply::Refused(Refusal::Superseded { op, found }) => {
+            CommitError::Superseded { op: op as usize, found }
+        }
+        Reply::Refused(Refusal::Fenced { holder }) => {
+            CommitError::Fenced { holder: holder.map(|holder| (holder.session, holder.fence)) }
+        }
+        Reply::Refused(Refusal::SessionExpired) | Reply::SessionExpired => {
+            CommitError::Fenced { holder: None }
+        }
+        Reply::Refused(Refusal::Full { op, limit }) => {
+            CommitError::TooLarge { op: op as usize, what: named(limit) }
+        }
+        Reply::Full(limit) => CommitError::TooLarge { op: 0, what: named(limit) },
+        other => CommitError::OutcomeUnknown { why: format!("the group answered {other:?}") },
+    }
+}
+
+fn named(limit: Limit) -> &'static str {
+    match limit {
+        Limit::TicketsPerQueue => "tickets in one queue",
+        Limit::Sessions => "live sessions",
+        Limit::IdempotencyKeys => "remembered idempotency keys",
+        Limit::KeyBytes => "bytes of a key",
+        Limit::ValueBytes => "bytes of a value",
+        Limit::Prefixes => "prefixes",
+        Limit::OutboxEntries => "unsent replies of one chat",
+    }
+}
+
+/// Refuses at the door what the machine would refuse after a round.
+fn check_sizes(ops: &[Op]) -> Result<(), CommitError> {
+    for (op, step) in ops.iter().enumerate() {
+        let (key, value) = match step {
+            Op::Put { row, value, .. } => (row.key.len(), value.len()),
+            Op::Delete { row, .. } => (row.key.len(), 0),
+            Op::Send { chat, send } => (chat.len().max(send.id.len()), send.body.len()),
+            Op::Post(message) => (message.chat.len().max(message.id.len()), message.body.len()),
+            Op::Acknowledge(_) | Op::Release(_) => continue,
+        };
+        if key > KEY_BYTES_MAX {
+            return Err(CommitError::TooLarge { op, what: named(Limit::KeyBytes) });
+        }
+        if value > VALUE_BYTES_MAX {
+            return Err(CommitError::TooLarge { op, what: named(Limit::ValueBytes) });
+        }
+    }
+    Ok(())
+}
+
+#[async_trait]
+impl Store for GroupStore {
+    fn prefix(&self) -> &Prefix {
+        &self.prefix
+    }
+
+    fn is_shared(&self) -> bool {
+        self.shared
+    }
+
+    fn supports(&self, _feature: Feature) -> bool {
+        true
+    }
+
+    async fn read(&self, key: &RowKey, how: Consistency<'_>) -> Result<Option<Row>, StoreError> {
+        match how {
+            Consistency::Linearizable => self.barrier().await?,
+            Consistency::Local => {}
+            Consistency::Under(turn) => turn.check().map_err(|reason| StoreError::Unavailable {
+                why: format!("the turn of {} is lost ({reason:?}); stop", turn.key()),
+            })?,
+        }
+        Ok(self.look(|machine| machine.row(&self.key(key))))
+    }
+
+    async fn scan(
+        &self,
+        table: Table,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<(RowKey, Row)>, StoreError> {
+        self.barrier().await?;
+        let first =
+            Key { table, prefix: self.prefix.clone(), key: after.unwrap_or_default().to_owned() };
+        let rows = self.look(|machine| machine.scan(&first, after.is_some(), limit));
+        Ok(rows.into_iter().map(|(key, row)| (RowKey::new(table, key.key), row)).collect())
+    }
+
+    async fn commit(&self, by: Authority<'_>, ops: Vec<Op>) -> Result<Vec<Revision>, CommitError> {
+        check_sizes(&ops)?;
+        let (holding, deadline) = self.holding(&by)?;
+        let turn = match by {
+            Authority::Turn(turn) => Some(turn),
+            Authority::Nobody | Authority::Fence { .. } => None,
+        };
+        let releases = turn.filter(|turn| {
+            ops.iter().any(|op| matches!(op, Op::Release(ticket) if *ticket == turn.ticket()))
+        });
+        let ops = ops.into_iter().map(|op| self.step(op)).collect();
+        let answer = self.execute(Command::Commit { by: holding, ops }, deadline).await;
+        let outcome = match answer {
+            Ok(Reply::Committed(revisions)) => Ok(revisions),
+            Ok(other) => Err(refused(other)),
+            Err(fault) => Err(fault),
+        };
+        match (&outcome, releases) {
+            (Ok(_), Some(turn)) => {
+                turn.revoke(LostReason::SteppedDown);
+                turn.mark_released();
+            }
+            // Its release was proposed, so it is dead here, whatever becomes of it; the guard's
+            // own release, under the same fence, makes sure of it (DESIGN 4 rule 10).
+            (Err(CommitError::OutcomeUnknown { .. }), Some(turn)) => {
+                turn.revoke(LostReason::SteppedDown);
+            }
+            _ => {}
+        }
+        outcome
+    }
+
+    async fn acquire_lock_fenced(
+        &self,
+        key: &str,
+        ttl_ms: u64,
+    ) -> Result<Option<FencedLock>, CommitError> {
+        let command = Command::AcquireLock {
+            prefix: self.prefix.clone(),
+            key: key.to_owned(),
+            ttl_ms,
+            node: self.group.node_id(),
+        };
+        match self.execute(command, self.deadline()).await? {
+            Reply::Lock { token, fence, .. } => Ok(Some(FencedLock { token, fence })),
+            Reply::Held(_) => Ok(None),
+            other => Err(refused(other)),
+        }
+    }
+
+    async fn renew_lock(
+        &self,
+        key: &str,
+        token: Incarnation,
+        ttl_ms: u64,
+    ) -> Result<bool, CommitError> {
+        let (prefix, key) = (self.prefix.clone(), key.to_owned());
+        self.settle(Command::RenewLock { prefix, key, token, ttl_ms }).await
+    }
+
+    async fn release_lock(&self, key: &str, token: Incarnation) -> Result<bool, CommitError> {
+        let (prefix, key) = (self.prefix.clone(), key.to_owned());
+        self.settle(Command::ReleaseLock { prefix, key, token }).await
+    }
+
+    async fn journal(&self, ticket: TicketId) -> Result<Option<JournalRecord>, StoreError> {
+        Ok(self.look(|machine| machine.journal(&self.prefix, ticket)))
+    }
+
+    async fn outbox(
+        &self,
+        chat: &str,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<OutboxEntry>, StoreError> {
+        Ok(self.look(|machine| machine.outbox(&self.prefix, chat, after, limit)))
+    }
+
+    async fn outbox_beyond(&self, chat: &str, after: u64) -> Result<(), StoreError> {
+        // Registered before the look: nothing falls between the look and the wait.
+        let topic = Topic::Replies(self.prefix.clone(), chat.to_owned());
+        let mut grown = self.group.wakeups().wait_for(topic);
+        while self.outbox(chat, after, 1).await?.is_empty() {
+            grown.woken().await;
+        }
+        Ok(())
+    }
+
+    async fn mark_sent(
+        &self,
+        chat: &str,
+        up_to: u64,
+        sender: Incarnation,
+    ) -> Result<bool, CommitError> {
+        let (prefix, chat) = (self.prefix.clone(), chat.to_owned());
+        self.settle(Command::MarkSent { prefix, chat, up_to, session: sender }).await
+    }
+
+    async fn dead_letters(&self) -> Result<Vec<DeadLetter>, StoreError> {
+        self.barrier().await?;
+        Ok(self.look(|machine| machine.dead_letters(&self.prefix)))
+    }
+
+    async fn settle_dead_letter(&self, ticket: TicketId, retry: bool) -> Result<bool, CommitError> {
+        self.settle(Command::DeadLetter { prefix: self.prefix.clone(), ticket, retry }).await
+    }
+
+    fn deadline(&self) -> BootInstant {
+        self.group.clock().now() + PATIENCE
+    }
+}
+
+/// A store in this process, on a hub of its own: nothing of it survives.
+#[derive(Clone, Debug)]
+pub struct MemoryStore {
+    store: GroupStore,
+    hub: MemoryHub,
+}
+
+impl MemoryStore {
+    /// An empty store. It says that it is not shared; where replicas in this process are to share
+    /// one, it is [`MemoryHub::store`] that does.
+    pub fn new(prefix: Prefix) -> Self {
+        let mut store = MemoryHub::new().store(prefix);
+        store.store.shared = false;
+        store
+    }
+
+    /// Its hub, for coordinators of other replicas.
+    pub fn hub(&self) -> &MemoryHub {
+        &self.hub
+    }
+
+    /// A coordinator of the same hub and prefix.
+    pub fn coordinator(&self, options: CoordinatorOptions) -> MemoryCoordinator {
+        MemoryCoordinator::with(&self.hub, self.prefix.clone(), options)
+    }
+}
+
+impl Default for MemoryStore {
+    /// An empty store in the default prefix.
+    fn default() -> Self {
+        Self::new(MemoryHub::default_prefix())
+    }
+}
+
+impl Deref for MemoryStore {
+    type Target = GroupStore;
+    fn deref(&self) -> &GroupStore {
+        &self.store
+    }
+}
+
+impl MemoryHub {
+    /// The store of this prefix, shared by all replicas on this hub.
+    pub fn store(&self, prefix: Prefix) -> MemoryStore {
+        MemoryStore { store: GroupStore::new(self.as_group(), prefix), hub: self.clone() }
+    }
+}
