@@ -278,7 +278,8 @@ pub enum Command {
     /// Ends a ticket: a release where it was granted, else a withdrawal. A journaled ticket whose
     /// message was not acknowledged is *returned*: it keeps its place, counts an attempt and is
     /// granted again; after the last attempt it becomes a dead letter (SPEC C9).
-    /// → `Done`, `TicketGone`, `UnknownTicket`, `SessionExpired`, `NotYours`.
+    /// → `Done`, `TicketGone`, `UnknownTicket`, `SessionExpired`, `NotYours`; `Stale` for a
+    /// journaled ticket that still waits: its message was accepted and keeps its place.
     Release {
         /// The bot.
         prefix: Prefix,
@@ -357,7 +358,7 @@ pub enum Command {
         /// The session that sent them; refused (`NotYours`) unless it owns the chat's outbox.
         session: Incarnation,
     },
-    /// Creates or replaces a task → `Done`.
+    /// Creates or replaces a task → `Done`, or `Stale` while an occurrence of it is claimed.
     PutTask {
         /// The bot.
         prefix: Prefix,

@@ -3,6 +3,22 @@
 //! `(state, log index, batch) → (reply, effects)`: no clock, no I/O, no randomness, so that every
 //! node that applies the same log is in the same state, and the in-memory group of the test kit
 //! runs this very code.
+//!
+//! One primitive carries turns, leads and fenced locks: a *session*, and first-in-first-out
+//! *queues* of *tickets* that belong to sessions. The head of a queue holds it, under a fence that
+//! grows with every grant anywhere (DESIGN 1). The rules of DESIGN 3 and 4 are kept here.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `command`, `reply` | what can be asked, what is answered, what follows |
+//! | `state` | the machine, its bounds, the shapes in which it is read |
+//! | `apply` | one batch: lanes, machine time, one command after the other |
+//! | `sessions`, `queues`, `locks` | who lives, who waits, who holds |
+//! | `rows`, `commit`, `journal`, `outbox`, `tasks`, `keyed` | what is written, and under whose authority |
+//! | `views` | the reading side |
+//! | `table`, `tables`, `index` | how the state is kept |
+//! | `stored`, `digest` | how it is written down |
+//! | `invariants` | what must hold after every apply |
 
 mod command;
 mod reply;
@@ -13,9 +29,30 @@ pub use command::{
 };
 pub use reply::{Admission, BatchReply, Effect, EndReason, Grant, Holder, Limit, Refusal, Reply};
 
+mod apply;
+mod commit;
+mod digest;
+mod index;
+mod invariants;
+mod journal;
+mod keyed;
+mod locks;
+mod outbox;
+mod queues;
+mod rows;
+mod sessions;
 mod state;
+mod stored;
+mod table;
+mod tables;
+mod tasks;
+mod views;
 
 pub use state::{
-    Cut, DeadLetter, Frozen, JournalRecord, Limits, LoadError, Machine, OutboxEntry, Row,
-    SessionView, TaskView, TicketState,
+    DeadLetter, JournalRecord, Limits, LoadError, Machine, OutboxEntry, Row, SessionView, TaskView,
+    TicketState,
 };
+pub use stored::{Cut, Frozen};
+
+#[cfg(test)]
+mod tests;

@@ -1,10 +1,10 @@
-//! The state, its reading side and its stored form. (Skeleton: signatures are the contract.)
-
-use std::io::{Read, Write};
+//! The machine, its bounds, and the shapes in which its state is read.
 
 use serde::{Deserialize, Serialize};
 
-use super::{Batch, BatchReply, Effect, Grant, Holder, QueueKey, RowKey, SessionKind};
+use super::index::Index;
+use super::tables::{Meta, Tables};
+use super::{Grant, QueueKey, SessionKind};
 use crate::types::{Incarnation, NodeId, Prefix, Revision, TicketId};
 
 /// The bounds of a machine (SPEC M3). Part of the replicated state: every node applies alike.
@@ -193,175 +193,47 @@ pub enum LoadError {
     Corrupt(String),
 }
 
-/// The state machine.
-#[derive(Debug, Clone, Default)]
-pub struct Machine {}
-
-/// A state held still: cheap to take (shared shards), independent of later applies.
+/// The state machine. What it holds is in `tables`, what only helps to find it in `index`.
 #[derive(Debug, Clone)]
-pub struct Frozen {}
+pub struct Machine {
+    pub(super) tables: Tables,
+    pub(super) index: Index,
+}
 
-/// What changed since the last cut, held still.
-#[derive(Debug)]
-pub struct Cut {}
+impl Meta {
+    pub(super) fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            now_ms: 0,
+            fence: 0,
+            incarnation: 0,
+            revision: 0,
+            idle: 0,
+            seen: 0,
+            mark_ms: 0,
+        }
+    }
+}
 
 impl Machine {
     /// An empty machine.
-    pub fn new(_limits: Limits) -> Self {
-        todo!()
-    }
-
-    /// Applies one entry. `effects` is appended to, in order.
-    pub fn apply(&mut self, _index: u64, _batch: &Batch, _effects: &mut Vec<Effect>) -> BatchReply {
-        todo!()
-    }
-
-    /// The answer a batch would get if it has been applied already: lets a node answer its own
-    /// callers after it caught up by a snapshot.
-    pub fn remembered(
-        &self,
-        _client: super::ClientId,
-        _lane: u16,
-        _serial: u64,
-    ) -> Option<BatchReply> {
-        todo!()
-    }
-
-    /// The serial the lane waits for; 0 for an unknown client or an older boot's.
-    pub fn next_serial(&self, _client: super::ClientId, _lane: u16) -> u64 {
-        todo!()
+    pub fn new(limits: Limits) -> Self {
+        Self { tables: Tables::new(Meta::new(limits)), index: Index::default() }
     }
 
     /// Machine time, ms since the Unix epoch.
     pub fn now_ms(&self) -> u64 {
-        todo!()
+        self.tables.meta.now_ms
     }
 
-    /// Panics where the state contradicts itself. Run after every apply in debug builds.
-    pub fn check_invariants(&self) {
-        todo!()
-    }
-
-    /// One live session.
-    pub fn session(&self, _session: Incarnation) -> Option<SessionView> {
-        todo!()
-    }
-
-    /// All live sessions, in order.
-    pub fn sessions(&self) -> Vec<SessionView> {
-        todo!()
-    }
-
-    /// Where a ticket stands.
-    pub fn ticket(&self, _prefix: &Prefix, _ticket: TicketId) -> TicketState {
-        todo!()
-    }
-
-    /// Who holds, or first waits for, a queue.
-    pub fn holder(&self, _queue: &QueueKey) -> Option<Holder> {
-        todo!()
-    }
-
-    /// Every held lead: (queue, holder).
-    pub fn leads(&self) -> Vec<(QueueKey, Holder)> {
-        todo!()
-    }
-
-    /// Turns held and tickets waiting.
-    pub fn turn_counts(&self) -> (u64, u64) {
-        todo!()
-    }
-
-    /// Tickets a session owns: (ticket, queue, grant).
-    pub fn tickets_of(&self, _session: Incarnation) -> Vec<(TicketId, QueueKey, Option<Grant>)> {
-        todo!()
-    }
-
-    /// A row, unless it has ended.
-    pub fn row(&self, _key: &RowKey) -> Option<Row> {
-        todo!()
-    }
-
-    /// Up to `limit` rows of a table and prefix after `after`, in key order, ended ones left out.
-    pub fn scan(&self, _first: &RowKey, _after: bool, _limit: usize) -> Vec<(RowKey, Row)> {
-        todo!()
-    }
-
-    /// A journaled message that is not acknowledged.
-    pub fn journal(&self, _prefix: &Prefix, _ticket: TicketId) -> Option<JournalRecord> {
-        todo!()
-    }
-
-    /// A chat's listed outbox entries with a number above `after`, in order.
-    pub fn outbox(
-        &self,
-        _prefix: &Prefix,
-        _chat: &str,
-        _after: u64,
-        _limit: usize,
-    ) -> Vec<OutboxEntry> {
-        todo!()
-    }
-
-    /// Chats whose outbox this session is to send.
-    pub fn outboxes_of(&self, _session: Incarnation) -> Vec<(Prefix, String)> {
-        todo!()
-    }
-
-    /// Dead letters of a prefix.
-    pub fn dead_letters(&self, _prefix: &Prefix) -> Vec<DeadLetter> {
-        todo!()
-    }
-
-    /// Tasks of a prefix that are due at or before `until_ms`, earliest first.
-    pub fn tasks_due(&self, _prefix: &Prefix, _until_ms: u64, _limit: usize) -> Vec<TaskView> {
-        todo!()
-    }
-
-    /// Holds the state still (O(shards), no copying of data).
-    pub fn freeze(&self) -> Frozen {
-        todo!()
-    }
-
-    /// Takes what changed since the last cut (or since loading). Cheap; encode off the runtime.
-    pub fn cut(&mut self) -> Cut {
-        todo!()
-    }
-
-    /// The state that the records of earlier cuts make together.
-    pub fn from_records<I>(_records: I) -> Result<Self, LoadError>
-    where
-        I: IntoIterator<Item = (Vec<u8>, Vec<u8>)>,
-    {
-        todo!()
-    }
-
-    /// Reads what [`Frozen::write`] wrote.
-    pub fn read(_from: &mut dyn Read) -> Result<Self, LoadError> {
-        todo!()
+    /// The bounds it keeps.
+    pub fn limits(&self) -> &Limits {
+        &self.tables.meta.limits
     }
 }
 
-impl Frozen {
-    /// Writes the whole state in its canonical form: equal states write equal bytes.
-    pub fn write(&self, _to: &mut dyn Write) -> std::io::Result<()> {
-        todo!()
-    }
-
-    /// Hash of the logical state: equal states on all nodes have equal hashes.
-    pub fn hash(&self) -> u64 {
-        todo!()
-    }
-}
-
-impl Cut {
-    /// The changed records: key, and the new value or `None` where deleted.
-    pub fn records(&self) -> Box<dyn Iterator<Item = (Vec<u8>, Option<Vec<u8>>)> + '_> {
-        todo!()
-    }
-
-    /// Whether nothing changed.
-    pub fn is_empty(&self) -> bool {
-        todo!()
+impl Default for Machine {
+    fn default() -> Self {
+        Self::new(Limits::default())
     }
 }

@@ -1,0 +1,235 @@
+//! Sessions: who is alive, and what becomes of what the dead had.
+//!
+//! A session is an entry in a table; the end of one removes it, and since incarnations are never
+//! given out twice, absence is its tombstone: nothing revives it (DESIGN 3). The state holds no
+//! instants. Each node counts the lease from its own apply and may propose to expire the session at
+//! a *seq*; that applies only if no later renewal did.
+//!
+//! The end of a session is one apply (DESIGN 4 rule 13): its tickets go, those with a journaled
+//! message keep their place under a live replica, or under none until one opens; its outboxes get
+//! another sender; its claims are free; then the next tickets are granted.
+
+use std::sync::Arc;
+
+use super::apply::check_key;
+use super::digest;
+use super::index::Holdings;
+use super::state::Machine;
+use super::tables::{ChatName, PrefixId, Session, TicketKey};
+use super::{Effect, EndReason, Limit, QueueKey, Reply, SessionKind};
+use crate::types::{Incarnation, NodeId, Prefix};
+
+impl Machine {
+    pub(super) fn open_session(
+        &mut self,
+        prefix: &Prefix,
+        kind: SessionKind,
+        replica: &str,
+        node: NodeId,
+        lease_ms: u64,
+        effects: &mut Vec<Effect>,
+    ) -> Reply {
+        let limits = self.tables.meta.limits;
+        let lease_ms = lease_ms.max(limits.lease_ms_min).min(limits.lease_ms_max);
+        // A session that stands for a lock is opened by its acquisition and by nothing else.
+        let kind = if kind == SessionKind::Lock { SessionKind::Remote } else { kind };
+        let session = match check_key(replica)
+            .and_then(|()| self.new_session(prefix, kind, replica, node, lease_ms, None, effects))
+        {
+            Ok(session) => session,
+            Err(limit) => return Reply::Full(limit),
+        };
+        let shared_with = self.namesakes(session).filter(|other| *other < session).max();
+        if kind == SessionKind::Replica {
+            self.adopt_orphans(session, effects);
+        }
+        Reply::Session { session, lease_ms, shared_with }
+    }
+
+    /// Opens a session under a new incarnation.
+    #[expect(clippy::too_many_arguments, reason = "they are the fields of the record")]
+    pub(super) fn new_session(
+        &mut self,
+        prefix: &Prefix,
+        kind: SessionKind,
+        replica: &str,
+        node: NodeId,
+        lease_ms: u64,
+        lock: Option<Arc<QueueKey>>,
+        effects: &mut Vec<Effect>,
+    ) -> Result<Incarnation, Limit> {
+        if self.tables.sessions.len() >= u64::from(self.tables.meta.limits.sessions_max) {
+            return Err(Limit::Sessions);
+        }
+        let prefix_id = self.intern(prefix)?;
+        self.tables.meta.incarnation += 1;
+        let session = Incarnation(self.tables.meta.incarnation);
+        let (prefix, replica) = (prefix.clone(), replica.to_owned());
+        let record = Session { prefix, prefix_id, kind, replica, node, lease_ms, seq: 0, lock };
+        self.tables.sessions.insert(session, record);
+        self.index.holdings.insert(session, Holdings::default());
+        if kind == SessionKind::Replica {
+            self.index.replicas.entry(prefix_id).or_default().insert(session);
+        }
+        effects.push(Effect::SessionArmed { session, seq: 0, lease_ms });
+        Ok(session)
+    }
+
+    /// Live sessions under the same replica name (SPEC A3).
+    fn namesakes(&self, session: Incarnation) -> impl Iterator<Item = Incarnation> {
+        let own = self.tables.sessions.get(&session);
+        let own = own.filter(|own| own.kind == SessionKind::Replica && !own.replica.is_empty());
+        let peers = own.and_then(|own| self.index.replicas.get(&own.prefix_id));
+        peers.into_iter().flatten().copied().filter(move |other| {
+            let other = self.tables.sessions.get(other);
+            other.map(|other| &other.replica) == own.map(|own| &own.replica)
+        })
+    }
+
+    pub(super) fn renew_session(
+        &mut self,
+        session: Incarnation,
+        seq: Option<u64>,
+        effects: &mut Vec<Effect>,
+    ) -> Reply {
+        let Some(record) = self.tables.sessions.get(&session) else {
+            return Reply::SessionExpired;
+        };
+        let lease_ms = record.lease_ms;
+        let seq = seq.unwrap_or(record.seq.saturating_add(1));
+        if seq <= record.seq {
+            return Reply::Stale;
+        }
+        self.arm(session, seq, lease_ms, effects);
+        let meta = &mut self.tables.meta;
+        if meta.now_ms.saturating_sub(meta.mark_ms) >= meta.limits.mark_every_ms {
+            meta.mark_ms = meta.now_ms;
+        }
+        // Only the older of two is told: it was there when the newer one came.
+        let shared_with = self.namesakes(session).filter(|other| *other > session).max();
+        Reply::Renewed { seq, lease_ms, shared_with }
+    }
+
+    /// Counts a renewal.
+    pub(super) fn arm(
+        &mut self,
+        session: Incarnation,
+        seq: u64,
+        lease_ms: u64,
+        effects: &mut Vec<Effect>,
+    ) {
+        if let Some(record) = self.tables.sessions.get_mut(&session) {
+            record.seq = seq;
+            record.lease_ms = lease_ms;
+            effects.push(Effect::SessionArmed { session, seq, lease_ms });
+        }
+    }
+
+    pub(super) fn expire(
+        &mut self,
+        session: Incarnation,
+        seq: u64,
+        effects: &mut Vec<Effect>,
+    ) -> Reply {
+        if self.tables.sessions.get(&session).is_none_or(|record| record.seq != seq) {
+            return Reply::Stale;
+        }
+        self.end_session(session, EndReason::Expired, effects);
+        Reply::Done
+    }
+
+    /// Ends a live session.
+    pub(super) fn end_session(
+        &mut self,
+        session: Incarnation,
+        reason: EndReason,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(record) = self.tables.sessions.remove(&session) else { return };
+        effects.push(Effect::SessionEnded { session, reason });
+        let held = self.index.holdings.remove(&session).unwrap_or_default();
+        if let Some(replicas) = self.index.replicas.get_mut(&record.prefix_id) {
+            replicas.remove(&session);
+            if replicas.is_empty() {
+                self.index.replicas.remove(&record.prefix_id);
+            }
+        }
+        let mut queues: Vec<Arc<QueueKey>> = Vec::new();
+        for key in held.tickets {
+            let queue = match self.tables.journal.contains(&key) {
+                true => self.rehome(key, effects),
+                false => self.end_ticket(key, effects),
+            };
+            if queues.last() != Some(&queue) {
+                queues.push(queue);
+            }
+        }
+        for queue in queues {
+            self.grant_head(&queue, effects);
+        }
+        for chat in held.outboxes {
+            let owner = self.pick_replica(chat.prefix, &chat.chat);
+            self.set_outbox_owner(&chat, owner, effects);
+        }
+        for task in held.claims {
+            if let Some(task) = self.tables.tasks.get_mut(&task) {
+                task.claimed_by = None;
+            }
+        }
+    }
+
+    /// Gives a dead session's durable ticket to a live replica, or to nobody for now.
+    fn rehome(&mut self, key: TicketKey, effects: &mut Vec<Effect>) -> Arc<QueueKey> {
+        self.ungrant(key);
+        let queue = self.live_ticket(key).queue.clone();
+        let owner = self.pick_replica(key.prefix, &queue.name);
+        self.own(key, owner, effects);
+        queue
+    }
+
+    /// The first replica of a prefix to open takes what nobody has.
+    fn adopt_orphans(&mut self, session: Incarnation, effects: &mut Vec<Effect>) {
+        let Some(prefix) = self.tables.sessions.get(&session).map(|own| own.prefix_id) else {
+            return;
+        };
+        let of_prefix = |key: &&TicketKey| key.prefix == prefix;
+        let orphans: Vec<_> = self.index.orphans.iter().filter(of_prefix).copied().collect();
+        for key in &orphans {
+            self.index.orphans.remove(key);
+            self.own(*key, Some(session), effects);
+        }
+        for key in orphans {
+            let queue = self.live_ticket(key).queue.clone();
+            self.grant_head(&queue, effects);
+        }
+        let of_prefix = |chat: &&Arc<ChatName>| chat.prefix == prefix;
+        let chats = self.index.orphan_outboxes.iter().filter(of_prefix);
+        for chat in chats.cloned().collect::<Vec<_>>() {
+            self.index.orphan_outboxes.remove(&chat);
+            self.set_outbox_owner(&chat, Some(session), effects);
+        }
+    }
+
+    /// A live replica for a chat: always the same one while the same ones live, so that what one
+    /// chat left behind stays together, and chats spread evenly.
+    pub(super) fn pick_replica(&self, prefix: PrefixId, chat: &str) -> Option<Incarnation> {
+        let replicas = self.index.replicas.get(&prefix)?;
+        let nth = digest::short(chat.as_bytes()) % replicas.len() as u64;
+        replicas.iter().nth(usize::try_from(nth).unwrap_or(0)).copied()
+    }
+
+    /// The number of the prefix, if this session is alive in it and may act there. The session of
+    /// a lock acts by its token alone.
+    pub(super) fn acting(&self, session: Incarnation, prefix: &Prefix) -> Option<PrefixId> {
+        let record = self.tables.sessions.get(&session)?;
+        let may = record.kind != SessionKind::Lock && record.prefix == *prefix;
+        may.then_some(record.prefix_id)
+    }
+
+    /// As [`Machine::acting`], for what only a bot's replica may do.
+    pub(super) fn acting_replica(&self, session: Incarnation, prefix: &Prefix) -> Option<PrefixId> {
+        let record = self.tables.sessions.get(&session)?;
+        let may = record.kind == SessionKind::Replica && record.prefix == *prefix;
+        may.then_some(record.prefix_id)
+    }
+}

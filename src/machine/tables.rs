@@ -1,0 +1,370 @@
+//! What the state holds: every replicated table, and the counters.
+//!
+//! Everything here is written to disk and to snapshots, and is equal on all nodes at one log
+//! index. What only speeds up finding things stands in [`super::index`] and is rebuilt on load.
+//! Tags name tables on disk: they are never reused and never change (DESIGN 8).
+
+use std::hash::Hash;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::digest::Digest;
+use super::state::{JournalRecord, Limits, LoadError, OutboxEntry};
+use super::stored::decode;
+use super::table::{CutTable, FrozenTable, Table};
+use super::{Grant, IdempotencyKey, QueueKey, Reply, RowKey, SessionKind};
+use crate::types::{Fence, Incarnation, NodeId, Prefix, Revision, TicketId};
+
+/// The counters and settings: one record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Meta {
+    pub(super) limits: Limits,
+    /// Machine time: the greatest stamp so far.
+    pub(super) now_ms: u64,
+    /// Raised at every grant and claim.
+    pub(super) fence: u64,
+    /// Raised at every opening of a session.
+    pub(super) incarnation: u64,
+    /// Raised at every write of a row.
+    pub(super) revision: u64,
+    /// Raised whenever a queue becomes idle: the order of their eviction.
+    pub(super) idle: u64,
+    /// Raised at every message id remembered: the order in which they are forgotten.
+    pub(super) seen: u64,
+    /// Machine time of the last [`super::Effect::Mark`].
+    pub(super) mark_ms: u64,
+}
+
+/// Stands for a prefix inside the state, so that a ticket's key is two integers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(super) struct PrefixId(pub(super) u32);
+
+/// What is kept of a prefix, for ever: its tickets are never numbered twice.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct PrefixRecord {
+    pub(super) id: PrefixId,
+    /// The last ticket given out.
+    pub(super) tickets: u64,
+}
+
+/// The last batch of one lane of one client.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Lane {
+    /// The serial it waits for.
+    pub(super) next: u64,
+    /// The answers to the batch before that.
+    pub(super) replies: Arc<Vec<Reply>>,
+}
+
+/// A live session. One that ended is absent, and its incarnation is never used again.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Session {
+    pub(super) prefix: Prefix,
+    pub(super) prefix_id: PrefixId,
+    pub(super) kind: SessionKind,
+    pub(super) replica: String,
+    pub(super) node: NodeId,
+    pub(super) lease_ms: u64,
+    /// The last renewal.
+    pub(super) seq: u64,
+    /// The lock it stands for; set exactly where the kind is `Lock`.
+    pub(super) lock: Option<Arc<QueueKey>>,
+}
+
+/// Names a ticket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(super) struct TicketKey {
+    pub(super) prefix: PrefixId,
+    pub(super) ticket: TicketId,
+}
+
+/// A live ticket. It is durable exactly as long as the journal has a record under its key.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Ticket {
+    pub(super) queue: Arc<QueueKey>,
+    /// `None` only for a durable ticket while no replica lives.
+    pub(super) owner: Option<Incarnation>,
+    /// Set exactly while it is granted.
+    pub(super) grant: Option<Grant>,
+}
+
+/// A queue with tickets, or one without whose last holder is remembered.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Queue {
+    /// Who was granted last.
+    pub(super) last: Option<Incarnation>,
+    /// When it became idle, counted in [`Meta::idle`]; 0 while it has tickets.
+    pub(super) idle: u64,
+    /// Its tickets in order, which is the order of their ids: found again from the tickets on load.
+    #[serde(skip)]
+    pub(super) line: std::collections::VecDeque<TicketId>,
+}
+
+/// Bytes that are somebody else's; shared, so that copying a shard does not copy them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Payload(pub(super) Arc<[u8]>);
+
+impl Serialize for Payload {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Payload {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let bytes: Vec<u8> = serde_bytes::deserialize(deserializer)?;
+        Ok(Self(bytes.into()))
+    }
+}
+
+/// A row.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct StoredRow {
+    pub(super) value: Payload,
+    pub(super) revision: Revision,
+    pub(super) expires_ms: Option<u64>,
+}
+
+/// A message id seen.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct Seen {
+    /// Hash of the body it came with.
+    pub(super) body: u64,
+    pub(super) seen_ms: u64,
+    /// Its number among all ids seen.
+    pub(super) order: u64,
+}
+
+/// Names a chat's outbox.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(super) struct ChatName {
+    pub(super) prefix: PrefixId,
+    pub(super) chat: String,
+}
+
+/// Names one entry of it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(super) struct EntryKey {
+    pub(super) chat: Arc<ChatName>,
+    pub(super) number: u64,
+}
+
+/// A chat's outbox: entries `first..=last` are listed, those above `sent` have to be sent yet.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Outbox {
+    /// Number of the newest entry; 0 before the first.
+    pub(super) last: u64,
+    /// Everything up to here was sent or needed no sending.
+    pub(super) sent: u64,
+    /// The oldest entry listed.
+    pub(super) first: u64,
+    /// The oldest number whose id is still known.
+    pub(super) known: u64,
+    /// How many sent entries stay listed: the newest entry's wish.
+    pub(super) keep: u32,
+    /// Who sends; set only while something is unsent.
+    pub(super) owner: Option<Incarnation>,
+}
+
+/// Names a task.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(super) struct TaskKey {
+    pub(super) prefix: PrefixId,
+    pub(super) id: String,
+}
+
+/// A scheduled task.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Task {
+    pub(super) due_ms: u64,
+    pub(super) body: Payload,
+    pub(super) claimed_by: Option<Incarnation>,
+    /// The fence of the last claim.
+    pub(super) fence: Fence,
+    pub(super) attempt: u32,
+}
+
+/// The answer to a caller's idempotency key.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct KeyedReply {
+    pub(super) fingerprint: [u8; 16],
+    pub(super) reply: Arc<Reply>,
+    pub(super) expires_ms: u64,
+}
+
+/// Defines the tables once, and from that all that must not forget one of them.
+macro_rules! tables {
+    ($($(#[$doc:meta])* $tag:literal $name:ident: $key:ty => $value:ty, $shards:literal;)*) => {
+        /// Every replicated table.
+        #[derive(Debug, Clone)]
+        pub(super) struct Tables {
+            pub(super) meta: Meta,
+            /// The counters as the last cut wrote them.
+            meta_cut: Option<Meta>,
+            $($(#[$doc])* pub(super) $name: Table<$key, $value>,)*
+        }
+
+        /// Every table held still.
+        #[derive(Debug, Clone)]
+        pub(super) struct FrozenTables {
+            meta: Meta,
+            $($name: FrozenTable<$key, $value>,)*
+        }
+
+        /// The changes of every table held still.
+        #[derive(Debug)]
+        pub(super) struct CutTables {
+            meta: Option<Meta>,
+            $($name: CutTable<$key, $value>,)*
+        }
+
+        impl Tables {
+            pub(super) fn new(meta: Meta) -> Self {
+                Self { meta, meta_cut: None, $($name: Table::new($shards),)* }
+            }
+
+            pub(super) fn freeze(&self) -> FrozenTables {
+                FrozenTables { meta: self.meta, $($name: self.$name.freeze(),)* }
+            }
+
+            pub(super) fn cut(&mut self) -> CutTables {
+                let meta = (self.meta_cut != Some(self.meta)).then_some(self.meta);
+                self.meta_cut = Some(self.meta);
+                CutTables { meta, $($name: self.$name.cut(),)* }
+            }
+
+            /// Forgets what changed: this very state is on disk.
+            pub(super) fn mark_clean(&mut self) {
+                self.meta_cut = Some(self.meta);
+                $(self.$name.mark_clean();)*
+            }
+
+            /// Takes one record of a stored state. The counters come back apart.
+            pub(super) fn load(
+                &mut self,
+                key: &[u8],
+                value: &[u8],
+            ) -> Result<Option<Meta>, LoadError> {
+                match key {
+                    [META_TAG] => return decode(value).map(Some),
+                    $([$tag, key @ ..] => load_into(&mut self.$name, key, value)?,)*
+                    _ => return Err(LoadError::Corrupt("a record of an unknown table".into())),
+                }
+                Ok(None)
+            }
+        }
+
+        impl FrozenTables {
+            /// How many records [`FrozenTables::records`] gives.
+            pub(super) fn len(&self) -> u64 {
+                1 $(+ self.$name.len())*
+            }
+
+            /// All records, by table and key.
+            pub(super) fn records(&self) -> Box<dyn Iterator<Item = (Vec<u8>, Vec<u8>)> + '_> {
+                let all = std::iter::once((vec![META_TAG], super::stored::encode(&self.meta)));
+                $(let all = all.chain(Late::new(move || self.$name.records($tag)));)*
+                Box::new(all)
+            }
+
+            /// All records in no order that means anything.
+            pub(super) fn records_unordered(
+                &self,
+            ) -> Box<dyn Iterator<Item = (Vec<u8>, Vec<u8>)> + '_> {
+                let all = std::iter::once((vec![META_TAG], super::stored::encode(&self.meta)));
+                $(let all = all.chain(self.$name.records_unordered($tag));)*
+                Box::new(all)
+            }
+        }
+
+        impl CutTables {
+            pub(super) fn records(
+                &self,
+            ) -> Box<dyn Iterator<Item = (Vec<u8>, Option<Vec<u8>>)> + '_> {
+                let meta = self.meta.iter();
+                let all = meta.map(|meta| (vec![META_TAG], Some(super::stored::encode(meta))));
+                $(let all = all.chain(self.$name.records($tag));)*
+                Box::new(all)
+            }
+
+            pub(super) fn is_empty(&self) -> bool {
+                self.meta.is_none() $(&& self.$name.is_empty())*
+            }
+        }
+    };
+}
+
+/// The tag of the one record that holds [`Meta`].
+const META_TAG: u8 = 1;
+
+tables! {
+    /// How often each node's data directory was opened, as far as its batches told.
+    2 clients: NodeId => u64, 1;
+    /// The last answers of every lane.
+    3 lanes: (NodeId, u16) => Lane, 1;
+    /// Every prefix ever used.
+    4 prefixes: Prefix => PrefixRecord, 1;
+    /// Live sessions.
+    5 sessions: Incarnation => Session, 64;
+    /// Queues that have tickets or a remembered last holder.
+    6 queues: Arc<QueueKey> => Queue, 1024;
+    /// Live tickets.
+    7 tickets: TicketKey => Ticket, 1024;
+    /// Rows, ended ones included until they are swept.
+    8 rows: Arc<RowKey> => StoredRow, 1024;
+    /// Messages that are not acknowledged.
+    9 journal: TicketKey => Arc<JournalRecord>, 1024;
+    /// Message ids seen, by digest.
+    10 seen: Digest => Seen, 1024;
+    /// Outboxes.
+    11 outboxes: Arc<ChatName> => Outbox, 1024;
+    /// Listed entries of outboxes.
+    12 entries: EntryKey => Arc<OutboxEntry>, 1024;
+    /// Ids of entries that are no longer listed, by digest.
+    13 sent_ids: EntryKey => Digest, 1024;
+    /// Messages given up.
+    14 dead: TicketKey => Arc<JournalRecord>, 1;
+    /// Scheduled tasks.
+    15 tasks: TaskKey => Task, 64;
+    /// Answers to callers' idempotency keys.
+    16 keyed: Arc<IdempotencyKey> => KeyedReply, 256;
+}
+
+fn load_into<K, V>(table: &mut Table<K, V>, key: &[u8], value: &[u8]) -> Result<(), LoadError>
+where
+    K: Ord + Hash + Clone + serde::de::DeserializeOwned,
+    V: Clone + serde::de::DeserializeOwned,
+{
+    match table.insert(decode(key)?, decode(value)?) {
+        None => Ok(()),
+        Some(_) => Err(LoadError::Corrupt("a record comes twice".into())),
+    }
+}
+
+/// An iterator made when it is first asked: a table is sorted only when its turn comes.
+struct Late<F, I> {
+    make: Option<F>,
+    made: Option<I>,
+}
+
+impl<F, I> Late<F, I> {
+    fn new(make: F) -> Self {
+        Self { make: Some(make), made: None }
+    }
+}
+
+impl<F: FnOnce() -> I, I: Iterator> Iterator for Late<F, I> {
+    type Item = I::Item;
+
+    fn next(&mut self) -> Option<I::Item> {
+        if let Some(make) = self.make.take() {
+            self.made = Some(make());
+        }
+        let next = self.made.as_mut()?.next();
+        if next.is_none() {
+            self.made = None;
+        }
+        next
+    }
+}

@@ -1,0 +1,4 @@
+//! Tests of the machine as a whole.
+
+mod kit;
+mod turns;

@@ -1,0 +1,131 @@
+//! The reading side: what a node shows of its own state. Nothing here changes anything.
+
+use super::state::{DeadLetter, JournalRecord, Machine, SessionView, TaskView, TicketState};
+use super::tables::{Session, TaskKey, TicketKey};
+use super::{Grant, Holder, QueueKey};
+use crate::types::{Incarnation, Prefix, TicketId};
+
+fn session_view(session: Incarnation, record: &Session) -> SessionView {
+    SessionView {
+        session,
+        prefix: record.prefix.clone(),
+        kind: record.kind,
+        replica: record.replica.clone(),
+        node: record.node,
+        lease_ms: record.lease_ms,
+        seq: record.seq,
+    }
+}
+
+impl Machine {
+    /// One live session.
+    pub fn session(&self, session: Incarnation) -> Option<SessionView> {
+        self.tables.sessions.get(&session).map(|record| session_view(session, record))
+    }
+
+    /// All live sessions, in order.
+    pub fn sessions(&self) -> Vec<SessionView> {
+        self.index.holdings.keys().filter_map(|session| self.session(*session)).collect()
+    }
+
+    /// Where a ticket stands.
+    pub fn ticket(&self, prefix: &Prefix, ticket: TicketId) -> TicketState {
+        let key = self.prefix_id(prefix).map(|prefix| TicketKey { prefix, ticket });
+        let Some(found) = key.and_then(|key| self.tables.tickets.get(&key)) else {
+            return match self.was_allocated(prefix, ticket) {
+                true => TicketState::Gone,
+                false => TicketState::Unknown,
+            };
+        };
+        let queue = QueueKey::clone(&found.queue);
+        match (found.grant, found.owner) {
+            (Some(grant), Some(session)) => TicketState::Granted { queue, session, grant },
+            (_, session) => {
+                let line = self.tables.queues.get(&queue).map(|queue| &queue.line);
+                let place = line.and_then(|line| line.binary_search(&ticket).ok());
+                let ahead = place.expect("a live ticket stands in its queue") as u64;
+                TicketState::Waiting { queue, session, ahead }
+            }
+        }
+    }
+
+    /// Who holds, or first waits for, a queue. `None` also where its tickets have no owner yet.
+    pub fn holder(&self, queue: &QueueKey) -> Option<Holder> {
+        let prefix = self.prefix_id(&queue.prefix)?;
+        let line = &self.tables.queues.get(queue)?.line;
+        let mut tickets = line.iter().map(|t| self.live_ticket(TicketKey { prefix, ticket: *t }));
+        tickets.find_map(|ticket| {
+            let fence = ticket.grant.map(|grant| grant.fence);
+            ticket.owner.map(|session| Holder { session, fence })
+        })
+    }
+
+    /// Every held lead: (queue, holder).
+    pub fn leads(&self) -> Vec<(QueueKey, Holder)> {
+        let leads = self.index.leads.iter();
+        leads.filter_map(|lead| Some((QueueKey::clone(lead), self.holder(lead)?))).collect()
+    }
+
+    /// Turns held and tickets waiting.
+    pub fn turn_counts(&self) -> (u64, u64) {
+        (self.index.turns_held, self.index.turn_tickets - self.index.turns_held)
+    }
+
+    /// Tickets a session owns: (ticket, queue, grant).
+    pub fn tickets_of(&self, session: Incarnation) -> Vec<(TicketId, QueueKey, Option<Grant>)> {
+        let keys = self.index.holdings.get(&session).into_iter().flat_map(|held| &held.tickets);
+        keys.map(|key| {
+            let ticket = self.live_ticket(*key);
+            (key.ticket, QueueKey::clone(&ticket.queue), ticket.grant)
+        })
+        .collect()
+    }
+
+    /// A journaled message that is not acknowledged.
+    pub fn journal(&self, prefix: &Prefix, ticket: TicketId) -> Option<JournalRecord> {
+        let prefix = self.prefix_id(prefix)?;
+        let record = self.tables.journal.get(&TicketKey { prefix, ticket })?;
+        Some(JournalRecord::clone(record))
+    }
+
+    /// Chats whose outbox this session is to send.
+    pub fn outboxes_of(&self, session: Incarnation) -> Vec<(Prefix, String)> {
+        let Some(record) = self.tables.sessions.get(&session) else { return Vec::new() };
+        let chats = self.index.holdings.get(&session).into_iter().flat_map(|held| &held.outboxes);
+        chats.map(|chat| (record.prefix.clone(), chat.chat.clone())).collect()
+    }
+
+    /// Dead letters of a prefix.
+    pub fn dead_letters(&self, prefix: &Prefix) -> Vec<DeadLetter> {
+        let Some(prefix) = self.prefix_id(prefix) else { return Vec::new() };
+        let of = |ticket| TicketKey { prefix, ticket: TicketId(ticket) };
+        let found = self.tables.dead.range(of(0)..=of(u64::MAX), usize::MAX, |_| true);
+        let letters = found.into_iter();
+        letters
+            .map(|(key, record)| DeadLetter {
+                ticket: key.ticket,
+                record: JournalRecord::clone(record),
+            })
+            .collect()
+    }
+
+    /// Tasks of a prefix that are due at or before `until_ms`, earliest first.
+    pub fn tasks_due(&self, prefix: &Prefix, until_ms: u64, limit: usize) -> Vec<TaskView> {
+        let Some(prefix) = self.prefix_id(prefix) else { return Vec::new() };
+        let first = (prefix, 0, TaskKey { prefix, id: String::new() });
+        let due = self.index.due.range(first..);
+        let due = due.take_while(|(of, due_ms, _)| *of == prefix && *due_ms <= until_ms);
+        due.take(limit)
+            .filter_map(|(_, due_ms, key)| {
+                let task = self.tables.tasks.get(key)?;
+                Some(TaskView {
+                    id: key.id.clone(),
+                    due_ms: *due_ms,
+                    claimed_by: task.claimed_by,
+                    attempt: task.attempt,
+                    body: task.body.0.to_vec(),
+                })
+            })
+            .collect()
+    }
+}
