@@ -1,0 +1,309 @@
+//! The log on disk: entries and vote, fsynced before they are acknowledged.
+//!
+//! Problem: a commit waits for an fsync, so everything that can be is shared by one: appends of
+//! many proposals, votes, purges. And a leader should not wait for its own disk before its
+//! followers hear of an entry. Idea: two halves.
+//!
+//! ```text
+//!   openraft ──► View (memory) ──► readers: entries are there when `append` returns
+//!                  │ same order
+//!                  ▼
+//!               Writer (one thread): drain the queue → batches → flush → sync_data
+//!                                     → marker → callbacks, in order
+//! ```
+//!
+//! Invariants:
+//! - What is handed to the view and what is queued have the same order: both happen under the
+//!   view's lock.
+//! - Entries that are not durable are in the view; older ones may be there, and are in sled.
+//! - A callback, and the return of `save_vote`, come after the sync that covers them (SPEC M4).
+//! - What survives a crash is a prefix of what was submitted (DESIGN 6), and nothing shorter than
+//!   what was acknowledged is ever used: see [`super::marker`].
+
+mod chunk;
+mod recover;
+#[cfg(test)]
+mod tests;
+mod view;
+mod writer;
+
+use std::fmt::Debug;
+use std::io;
+use std::ops::{Bound, RangeBounds};
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+
+use openraft::storage::{IOFlushed, LogState, RaftLogReader, RaftLogStorage};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot;
+
+use recover::guarded;
+
+use super::files::{OpenError, fatal};
+use super::identity::DataDir;
+use super::types::{Entry, LogId, TypeConfig, Vote};
+use view::View;
+use writer::{Op, Writer};
+
+/// Where the log starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Base {
+    /// The last entry that is gone.
+    log_id: LogId,
+    /// The chain there.
+    hash: u64,
+}
+
+/// Settings of a log.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LogOptions {
+    /// Memory for recent entries.
+    pub(crate) recent_bytes_max: usize,
+    /// sled's cache.
+    pub(crate) cache_bytes: u64,
+    /// The most one answer to a replication stream holds.
+    pub(crate) read_bytes_max: usize,
+}
+
+impl Default for LogOptions {
+    fn default() -> Self {
+        Self { recent_bytes_max: 8 << 20, cache_bytes: 8 << 20, read_bytes_max: 1 << 20 }
+    }
+}
+
+/// The log. Clones share it; the last one closes it.
+#[derive(Clone, Debug)]
+pub(crate) struct LogStore {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    view: Arc<Mutex<View>>,
+    /// Set to `None` to close.
+    queue: Mutex<Option<mpsc::Sender<Op>>>,
+    writer: Mutex<Option<JoinHandle<()>>>,
+    db: sled::Db,
+    options: LogOptions,
+    /// Keeps the directory's lock for as long as something can be read.
+    _dir: DataDir,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.queue.lock().take();
+        if let Some(writer) = self.writer.lock().take() {
+            // A panic of the writer has ended the process already.
+            let _ = writer.join();
+        }
+    }
+}
+
+impl LogStore {
+    /// Opens the log of a stamped data directory and checks all of it. Blocking.
+    pub(crate) fn open(dir: &DataDir, options: LogOptions) -> Result<Self, OpenError> {
+        if let Some(why) = dir.quarantined()? {
+            return Err(OpenError::Quarantined { dir: dir.root().to_owned(), why });
+        }
+        let recovered = recover::recover(dir.root(), options.cache_bytes)?;
+        let view = Arc::new(Mutex::new(View::new(&recovered, options.recent_bytes_max)));
+        let db = recovered.db.clone();
+        let (queue, ops) = mpsc::channel();
+        let writer = Writer::new(recovered, view.clone(), dir.clone());
+        let writer = std::thread::Builder::new()
+            .name("botmesh-log".to_owned())
+            .spawn(move || writer.run(&ops))
+            .map_err(OpenError::io(dir.root(), "starting the log's thread"))?;
+        let shared = Shared {
+            view,
+            queue: Mutex::new(Some(queue)),
+            writer: Mutex::new(Some(writer)),
+            db,
+            options,
+            _dir: dir.clone(),
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// Writes what is queued and closes the log; later calls fail.
+    pub(crate) async fn close(&self) {
+        self.shared.queue.lock().take();
+        let writer = self.shared.writer.lock().take();
+        if let Some(writer) = writer {
+            let joined = tokio::task::spawn_blocking(move || writer.join()).await;
+            if !matches!(joined, Ok(Ok(()))) {
+                tracing::error!("the log's thread did not end by itself");
+            }
+        }
+    }
+
+    /// The last entry that was purged.
+    pub(crate) fn last_purged(&self) -> Option<LogId> {
+        self.shared.view.lock().purged()
+    }
+
+    /// The vote and the last entry, durable or about to be.
+    pub(crate) fn is_pristine(&self) -> bool {
+        let view = self.shared.view.lock();
+        view.vote().is_none() && view.last().is_none()
+    }
+
+    /// Changes the view and queues what it takes, in one step.
+    fn submit<T>(&self, change: impl FnOnce(&mut View) -> io::Result<(Op, T)>) -> io::Result<T> {
+        let mut view = self.shared.view.lock();
+        let closed = || io::Error::new(io::ErrorKind::BrokenPipe, "the log is closed");
+        let queue = self.shared.queue.lock();
+        let queue = queue.as_ref().ok_or_else(closed)?;
+        let (op, value) = change(&mut view)?;
+        queue.send(op).map_err(|_| closed())?;
+        Ok(value)
+    }
+
+    /// Entries of `[start, end)`; at least one where there is one, and then no more than some
+    /// `bytes_max`.
+    async fn read(&self, start: u64, end: u64, bytes_max: usize) -> io::Result<Vec<Entry>> {
+        loop {
+            let read = self.shared.view.lock().read(start, end, bytes_max);
+            if read.in_sled.is_empty() {
+                return Ok(read.entries);
+            }
+            let (db, range) = (self.shared.db.clone(), read.in_sled.clone());
+            let older = tokio::task::spawn_blocking(move || read_sled(&db, range, bytes_max))
+                .await
+                .map_err(io::Error::other)?;
+            if !self.shared.view.lock().is_current(&read) {
+                continue; // Truncated or purged meanwhile: what was read may be of both times.
+            }
+            // The log was whole when it was opened; a read that fails now is a disk that fails.
+            let mut entries = older.unwrap_or_else(|why| fatal("reading the log failed", &why));
+            if entries.last().is_some_and(|last| last.log_id.index + 1 == read.in_sled.end) {
+                entries.extend(read.entries);
+            }
+            return Ok(entries);
+        }
+    }
+}
+
+/// Reads entries from sled, whole chunks until there are some `bytes_max`.
+fn read_sled(
+    db: &sled::Db,
+    range: std::ops::Range<u64>,
+    bytes_max: usize,
+) -> Result<Vec<Entry>, String> {
+    let mut entries = Vec::new();
+    let (mut next, mut bytes) = (range.start, 0);
+    while next < range.end && (bytes < bytes_max || entries.is_empty()) {
+        let chunk = guarded(|| recover::chunk_at(db, next)).and_then(|found| found)?;
+        let chunk = chunk.ok_or_else(|| format!("entry {next} is missing"))?;
+        let last = chunk.last();
+        for (entry, _) in chunk.entries {
+            if (next..range.end).contains(&entry.log_id.index) {
+                bytes += view::size(&entry);
+                entries.push(entry);
+            }
+        }
+        next = last + 1;
+    }
+    Ok(entries)
+}
+
+fn bounds(range: &impl RangeBounds<u64>) -> (u64, u64) {
+    let start = match range.start_bound() {
+        Bound::Included(&start) => start,
+        Bound::Excluded(&start) => start.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&end) => end.saturating_add(1),
+        Bound::Excluded(&end) => end,
+        Bound::Unbounded => u64::MAX,
+    };
+    (start, end)
+}
+
+impl RaftLogReader<TypeConfig> for LogStore {
+    async fn try_get_log_entries<RB>(&mut self, range: RB) -> io::Result<Vec<Entry>>
+    where
+        RB: RangeBounds<u64> + Clone + Debug + Send,
+    {
+        let (start, end) = bounds(&range);
+        self.read(start, end, usize::MAX).await
+    }
+
+    async fn limited_get_log_entries(&mut self, start: u64, end: u64) -> io::Result<Vec<Entry>> {
+        self.read(start, end, self.shared.options.read_bytes_max).await
+    }
+
+    async fn read_vote(&mut self) -> io::Result<Option<Vote>> {
+        Ok(self.shared.view.lock().vote())
+    }
+}
+
+impl RaftLogStorage<TypeConfig> for LogStore {
+    type LogReader = Self;
+
+    async fn get_log_state(&mut self) -> io::Result<LogState<TypeConfig>> {
+        let view = self.shared.view.lock();
+        Ok(LogState { last_purged_log_id: view.purged(), last_log_id: view.last() })
+    }
+
+    async fn get_log_reader(&mut self) -> Self {
+        self.clone()
+    }
+
+    async fn save_vote(&mut self, vote: &Vote) -> io::Result<()> {
+        let (durable, saved) = oneshot::channel();
+        self.submit(|view| {
+            view.set_vote(*vote);
+            Ok((Op::Vote(*vote, durable), ()))
+        })?;
+        saved.await.map_err(|_| io::Error::other("the log closed before the vote was durable"))
+    }
+
+    async fn save_committed(&mut self, committed: Option<LogId>) -> io::Result<()> {
+        self.submit(|view| {
+            view.set_committed(committed);
+            Ok((Op::Committed(committed), ()))
+        })
+    }
+
+    async fn read_committed(&mut self) -> io::Result<Option<LogId>> {
+        Ok(self.shared.view.lock().committed())
+    }
+
+    async fn append<I>(&mut self, entries: I, callback: IOFlushed<TypeConfig>) -> io::Result<()>
+    where
+        I: IntoIterator<Item = Entry> + Send,
+        I::IntoIter: Send,
+    {
+        let entries: Vec<Entry> = entries.into_iter().collect();
+        self.submit(|view| {
+            view.append(&entries)?;
+            Ok((Op::Append(entries, callback), ()))
+        })
+    }
+
+    async fn truncate_after(&mut self, keep: Option<LogId>) -> io::Result<()> {
+        self.submit(|view| {
+            view.truncate(keep);
+            Ok((Op::Truncate(keep), ()))
+        })
+    }
+
+    async fn purge(&mut self, upto: LogId) -> io::Result<()> {
+        self.submit(|view| {
+            view.purge(upto);
+            Ok((Op::Purge(upto), ()))
+        })
+    }
+}
+
+/// A log id for tests.
+#[cfg(test)]
+pub(crate) fn test_log_id(term: u64, index: u64) -> LogId {
+    use openraft::vote::RaftLeaderId;
+    type Leader = openraft::impls::leader_id_std::LeaderId<u64, u64>;
+    LogId { leader_id: Leader::new(term, 0).to_committed(), index }
+}

@@ -1,0 +1,211 @@
+//! The log as its readers see it: as of the last call, whatever the disk has of it.
+
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Range;
+
+use openraft::EntryPayload;
+
+use super::recover::Recovered;
+use super::{Entry, LogId, Vote};
+
+/// The view. Its indices:
+///
+/// ```text
+///   purged │ in sled only │ recent, in sled │ recent, not durable │
+///          └──────────────┴─────────────────┴─────────────────────┘
+///                         recent_first      durable_next           last
+/// ```
+#[derive(Debug)]
+pub(super) struct View {
+    vote: Option<Vote>,
+    committed: Option<LogId>,
+    purged: Option<LogId>,
+    /// Index of the first entry there is (openraft's own first one is 0 or 1).
+    first: u64,
+    last: Option<LogId>,
+    /// Consecutive entries up to `last`.
+    recent: VecDeque<Entry>,
+    /// Index of the first of them, or of the next entry.
+    recent_first: u64,
+    recent_bytes: usize,
+    recent_bytes_max: usize,
+    /// Entries below this are durable, and stay so.
+    durable_next: u64,
+    /// Raised by truncations and purges: what was read before may not fit what is read after.
+    epoch: u64,
+    /// Truncations so far; the writer's news from before one says nothing about what came after.
+    truncations: u64,
+}
+
+/// What a read found in the view, and what it has to look up in sled.
+#[derive(Debug)]
+pub(super) struct Read {
+    /// Entries before those in `entries`.
+    pub(super) in_sled: Range<u64>,
+    pub(super) entries: Vec<Entry>,
+    epoch: u64,
+}
+
+/// Roughly what an entry takes in memory and on the wire.
+pub(super) fn size(entry: &Entry) -> usize {
+    128 + match &entry.payload {
+        EntryPayload::Normal(proposal) => proposal.0.len(),
+        _ => 128,
+    }
+}
+
+fn next_of(log_id: Option<LogId>) -> u64 {
+    log_id.map_or(0, |log_id| log_id.index + 1)
+}
+
+impl View {
+    pub(super) fn new(recovered: &Recovered, recent_bytes_max: usize) -> Self {
+        Self {
+            vote: recovered.vote,
+            committed: recovered.committed,
+            purged: recovered.base.map(|base| base.log_id),
+            first: recovered.first,
+            last: recovered.last,
+            recent: VecDeque::new(),
+            recent_first: next_of(recovered.last),
+            recent_bytes: 0,
+            recent_bytes_max,
+            durable_next: next_of(recovered.last),
+            epoch: 0,
+            truncations: 0,
+        }
+    }
+
+    pub(super) fn vote(&self) -> Option<Vote> {
+        self.vote
+    }
+
+    pub(super) fn committed(&self) -> Option<LogId> {
+        self.committed
+    }
+
+    pub(super) fn purged(&self) -> Option<LogId> {
+        self.purged
+    }
+
+    pub(super) fn last(&self) -> Option<LogId> {
+        self.last
+    }
+
+    pub(super) fn set_vote(&mut self, vote: Vote) {
+        self.vote = Some(vote);
+    }
+
+    pub(super) fn set_committed(&mut self, committed: Option<LogId>) {
+        self.committed = committed;
+    }
+
+    /// Takes entries that follow the last one.
+    pub(super) fn append(&mut self, entries: &[Entry]) -> io::Result<()> {
+        let Some(first) = entries.first() else { return Ok(()) };
+        let mut expected = match self.last {
+            Some(last) => last.index + 1,
+            None => first.log_id.index,
+        };
+        if self.last.is_none() {
+            self.first = expected;
+            self.recent_first = expected;
+            self.durable_next = expected;
+        }
+        for entry in entries {
+            if entry.log_id.index != expected {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    format!("entry {} cannot follow entry {:?}", entry.log_id, self.last),
+                ));
+            }
+            expected += 1;
+            self.recent_bytes += size(entry);
+            self.recent.push_back(entry.clone());
+            self.last = Some(entry.log_id);
+        }
+        Ok(())
+    }
+
+    pub(super) fn truncate(&mut self, keep: Option<LogId>) {
+        let next = next_of(keep).max(next_of(self.purged));
+        self.truncations += 1; // The writer counts every one.
+        if self.last.is_none_or(|last| last.index < next) {
+            return;
+        }
+        while self.recent_first + self.recent.len() as u64 > next {
+            let Some(entry) = self.recent.pop_back() else { break };
+            self.recent_bytes -= size(&entry);
+        }
+        self.recent_first = self.recent_first.min(next);
+        self.durable_next = self.durable_next.min(next);
+        self.last = match keep {
+            Some(keep) if next_of(self.purged) <= keep.index => Some(keep),
+            _ => self.purged,
+        };
+        self.epoch += 1;
+    }
+
+    pub(super) fn purge(&mut self, upto: LogId) {
+        if self.purged.is_some_and(|purged| purged.index >= upto.index) {
+            return;
+        }
+        self.purged = Some(upto);
+        self.first = upto.index + 1;
+        while self.recent_first <= upto.index {
+            let Some(entry) = self.recent.pop_front() else { break };
+            self.recent_bytes -= size(&entry);
+            self.recent_first += 1;
+        }
+        if self.last.is_none_or(|last| last.index <= upto.index) {
+            self.last = Some(upto);
+            self.recent_first = upto.index + 1;
+            self.durable_next = self.durable_next.max(upto.index + 1);
+        }
+        self.epoch += 1;
+    }
+
+    /// The writer's news: everything below `next` is durable, as of `truncations`.
+    pub(super) fn durable(&mut self, next: u64, truncations: u64) {
+        if truncations != self.truncations {
+            return;
+        }
+        self.durable_next = self.durable_next.max(next);
+        while self.recent_bytes > self.recent_bytes_max && self.recent_first < self.durable_next {
+            let Some(entry) = self.recent.pop_front() else { break };
+            self.recent_bytes -= size(&entry);
+            self.recent_first += 1;
+        }
+    }
+
+    /// Reads `[start, end)`, as far as there is any.
+    pub(super) fn read(&self, start: u64, end: u64, bytes_max: usize) -> Read {
+        let start = start.max(self.first);
+        let end = end.min(next_of(self.last));
+        let mut read = Read { in_sled: 0..0, entries: Vec::new(), epoch: self.epoch };
+        if start >= end {
+            return read;
+        }
+        if start < self.recent_first {
+            read.in_sled = start..end.min(self.recent_first);
+        }
+        let skip = start.saturating_sub(self.recent_first);
+        let take = end.saturating_sub(self.recent_first.max(start));
+        let (skip, take) = (skip as usize, take as usize);
+        let mut bytes = 0;
+        for entry in self.recent.iter().skip(skip).take(take) {
+            if bytes > bytes_max && !read.entries.is_empty() {
+                break;
+            }
+            bytes += size(entry);
+            read.entries.push(entry.clone());
+        }
+        read
+    }
+
+    /// Whether nothing was truncated or purged since.
+    pub(super) fn is_current(&self, read: &Read) -> bool {
+        self.epoch == read.epoch
+    }
+}

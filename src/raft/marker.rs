@@ -1,0 +1,194 @@
+//! How far the log had been acknowledged, kept beside the log.
+//!
+//! Problem: where sled meets a damaged page at its end, it takes that for the end of its log and
+//! goes on with what came before; no checksum of ours ever sees the entries that went missing, and
+//! a node that votes with such a log can elect a leader that lacks acknowledged writes. Idea: a
+//! second witness. Before anything is acknowledged, the log's last position is written into this
+//! small file and synced with it; a log that is behind its marker has lost something.
+//!
+//! Two slots are written in turn, each with a checksum and a sequence number, so that a write that
+//! was cut off costs the newer slot only, and that one had not been acknowledged yet.
+//!
+//! Invariant: log ≥ marker. The log is synced before the marker is raised, and the marker is
+//! lowered before the log is truncated.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::files::{self, OpenError};
+use super::types::{LogId, Vote};
+use crate::codec::{self, Kind};
+
+/// One slot fills one sector of any disk, so the two never share a torn write.
+const SLOT_BYTES: usize = 4096;
+
+/// What was last acknowledged.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Durable {
+    /// The log's last entry (where the log is empty, its base).
+    pub(crate) last: Option<LogId>,
+    /// The chain's hash there.
+    pub(crate) hash: u64,
+    /// The vote.
+    pub(crate) vote: Option<Vote>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Slot {
+    sequence: u64,
+    durable: Durable,
+}
+
+/// The open marker file. One thread writes it.
+#[derive(Debug)]
+pub(crate) struct Marker {
+    path: PathBuf,
+    file: File,
+    sequence: u64,
+    durable: Durable,
+}
+
+impl Marker {
+    fn path(root: &Path) -> PathBuf {
+        root.join("log.marker")
+    }
+
+    /// Creates the marker of an empty log, unless there is one. Preallocated: raising it never
+    /// changes the file's size, so its sync is one write.
+    pub(crate) fn create(root: &Path) -> Result<(), OpenError> {
+        let path = Self::path(root);
+        if path.exists() {
+            return Ok(());
+        }
+        let mut bytes = vec![0; 2 * SLOT_BYTES];
+        let slot = encode(&Slot { sequence: 0, durable: Durable::default() });
+        bytes[..slot.len()].copy_from_slice(&slot);
+        files::replace(&path, &bytes).map_err(OpenError::io(&path, "creating the marker"))
+    }
+
+    /// Opens it; `None` where there is none. With neither slot readable, why.
+    pub(crate) fn open(root: &Path) -> Result<Option<Result<Self, String>>, OpenError> {
+        let path = Self::path(root);
+        let Some(bytes) = files::read(&path).map_err(OpenError::io(&path, "reading"))? else {
+            return Ok(None);
+        };
+        let slots = [0, 1].map(|slot| decode(bytes.get(slot * SLOT_BYTES..).unwrap_or_default()));
+        let newest = slots.iter().flatten().max_by_key(|slot| slot.sequence);
+        let Some(newest) = newest else {
+            return Ok(Some(Err("neither slot of log.marker is readable".to_owned())));
+        };
+        let (sequence, durable) = (newest.sequence, newest.durable.clone());
+        let file = File::options()
+            .write(true)
+            .open(&path)
+            .map_err(OpenError::io(&path, "opening the marker"))?;
+        Ok(Some(Ok(Self { path, file, sequence, durable })))
+    }
+
+    /// What it says.
+    pub(crate) fn durable(&self) -> &Durable {
+        &self.durable
+    }
+
+    /// Replaces what it says, durably.
+    pub(crate) fn set(&mut self, durable: Durable) -> io::Result<()> {
+        if durable == self.durable {
+            return Ok(());
+        }
+        let slot = Slot { sequence: self.sequence + 1, durable };
+        let bytes = encode(&slot);
+        assert!(bytes.len() <= SLOT_BYTES, "{}: a slot outgrew its sector", self.path.display());
+        let at = (slot.sequence % 2) * SLOT_BYTES as u64;
+        self.file.write_all_at(&bytes, at)?;
+        self.file.sync_data()?;
+        self.sequence = slot.sequence;
+        self.durable = slot.durable;
+        Ok(())
+    }
+}
+
+/// A length, because a slot is padded with whatever was there before.
+fn encode(slot: &Slot) -> Vec<u8> {
+    let sealed = codec::seal(Kind::Marker, slot);
+    let mut bytes = (sealed.len() as u32).to_le_bytes().to_vec();
+    bytes.extend_from_slice(&sealed);
+    bytes
+}
+
+fn decode(bytes: &[u8]) -> Option<Slot> {
+    let (len, rest) = bytes.split_first_chunk::<4>()?;
+    let sealed = rest.get(..u32::from_le_bytes(*len) as usize)?;
+    codec::open(Kind::Marker, sealed).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn durable(index: u64) -> Durable {
+        Durable {
+            last: Some(super::super::log_store::test_log_id(3, index)),
+            hash: index * 31,
+            vote: Some(Vote::new_committed(3, 1)),
+        }
+    }
+
+    fn open(dir: &Path) -> Marker {
+        Marker::open(dir).unwrap().unwrap().unwrap()
+    }
+
+    #[test]
+    fn it_says_what_was_set_last() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(Marker::open(dir.path()).unwrap().is_none());
+        Marker::create(dir.path()).unwrap();
+        assert_eq!(*open(dir.path()).durable(), Durable::default());
+        for index in 1..5 {
+            open(dir.path()).set(durable(index)).unwrap();
+            assert_eq!(*open(dir.path()).durable(), durable(index));
+        }
+        // Creating again changes nothing.
+        Marker::create(dir.path()).unwrap();
+        assert_eq!(*open(dir.path()).durable(), durable(4));
+    }
+
+    #[test]
+    fn a_write_cut_off_anywhere_leaves_the_value_before_it() {
+        let dir = tempfile::tempdir().unwrap();
+        Marker::create(dir.path()).unwrap();
+        let mut marker = open(dir.path());
+        marker.set(durable(1)).unwrap();
+        marker.set(durable(2)).unwrap();
+        let path = Marker::path(dir.path());
+        let before = std::fs::read(&path).unwrap();
+        marker.set(durable(3)).unwrap();
+        let after = std::fs::read(&path).unwrap();
+
+        let changed: Vec<usize> = (0..after.len()).filter(|&i| before[i] != after[i]).collect();
+        for cut in 0..changed.len() {
+            let mut torn = before.clone();
+            for &at in &changed[..cut] {
+                torn[at] = after[at];
+            }
+            std::fs::write(&path, &torn).unwrap();
+            assert_eq!(*open(dir.path()).durable(), durable(2), "cut after {cut} bytes");
+        }
+    }
+
+    #[test]
+    fn with_both_slots_damaged_it_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        Marker::create(dir.path()).unwrap();
+        open(dir.path()).set(durable(1)).unwrap();
+        let path = Marker::path(dir.path());
+        let len = std::fs::read(&path).unwrap().len();
+        for bytes in [vec![], vec![0; len], vec![0xff; len]] {
+            std::fs::write(&path, bytes).unwrap();
+            Marker::open(dir.path()).unwrap().unwrap().unwrap_err();
+        }
+    }
+}
