@@ -96,6 +96,20 @@ pub struct Node {
 }
 
 impl Node {
+    fn new(root: &Path, number: usize, options: &Options) -> Self {
+        Self {
+            name: format!("n{number}"),
+            dir: root.join(format!("n{number}")),
+            public: free_address(),
+            cluster: free_address(),
+            env: options.env.clone(),
+            secret_file: root.join("secret"),
+            log: root.join(format!("n{number}.log")),
+            args: options.args.clone(),
+            child: None,
+        }
+    }
+
     /// Base URL of the cluster listener.
     pub fn base(&self) -> String {
         format!("http://{}", self.cluster)
@@ -104,6 +118,11 @@ impl Node {
     /// Base URL of the public listener.
     pub fn public_base(&self) -> String {
         format!("http://{}", self.public)
+    }
+
+    /// Its next start reads the cluster's secret from another file.
+    pub fn use_secret(&mut self, file: &Path) {
+        self.secret_file = file.to_owned();
     }
 
     /// Whether its process has been started and not ended by the test.
@@ -195,6 +214,7 @@ pub struct Cluster {
     pub secret: String,
     http: reqwest::Client,
     root: tempfile::TempDir,
+    options: Options,
     _arena: Option<Arena>,
 }
 
@@ -222,25 +242,43 @@ impl Cluster {
         let secret_file = root.path().join("secret");
         fs::write(&secret_file, &secret).unwrap();
         rustix::fs::chmod(&secret_file, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
-        let nodes = (1..=options.nodes)
-            .map(|number| Node {
-                name: format!("n{number}"),
-                dir: root.path().join(format!("n{number}")),
-                public: free_address(),
-                cluster: free_address(),
-                env: options.env.clone(),
-                secret_file: secret_file.clone(),
-                log: root.path().join(format!("n{number}.log")),
-                args: options.args.clone(),
-                child: None,
-            })
-            .collect();
+        let nodes = (1..=options.nodes).map(|number| Node::new(root.path(), number, options));
+        let nodes = nodes.collect();
         let http = reqwest::Client::builder()
             .no_proxy()
             .timeout(Duration::from_secs(3))
             .build()
             .expect("a client without TLS can always be built");
-        Self { nodes, secret, http, root, _arena: None }
+        Self { nodes, secret, http, root, options: options.clone(), _arena: None }
+    }
+
+    /// One more node, which does not run yet; its index.
+    pub fn add_node(&mut self) -> usize {
+        let number = self.nodes.len() + 1;
+        self.nodes.push(Node::new(self.root.path(), number, &self.options));
+        number - 1
+    }
+
+    /// Takes a node out of the group, by the node's own word, and waits until the others say so.
+    pub async fn leave(&mut self, index: usize) {
+        let id = self.status(index).await.expect("the node answers")["node_id"].clone();
+        let url = format!("{}/cluster/leave", self.nodes[index].base());
+        let call = self.http.post(url).bearer_auth(&self.secret).json(&serde_json::json!({}));
+        let answer = call.timeout(READY).send().await.expect("leave is answered");
+        let status = answer.status();
+        let body = answer.text().await.unwrap_or_default();
+        assert!(status.is_success(), "leave: {status} {body}");
+        let until = Instant::now() + READY;
+        loop {
+            let first = self.status(0).await.expect("n1 answers");
+            let nodes = first["nodes"].as_array().expect("the nodes are an array");
+            if nodes.iter().all(|node| node["id"] != id) {
+                break;
+            }
+            assert!(Instant::now() < until, "the node is still a member: {first}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        self.nodes[index].kill();
     }
 
     /// Founds the group with the first node and joins the others; `false` = a port was taken.

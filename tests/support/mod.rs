@@ -4,9 +4,11 @@
 
 pub mod api;
 pub mod cluster;
+pub mod demo;
 pub mod linearize;
 pub mod models;
 pub mod proxy;
+pub mod session;
 pub mod simulated;
 pub mod turnlog;
 pub mod workload;

@@ -1,0 +1,197 @@
+//! A thousand histories of checkpoints, locks and turns, taken while leaders die (SPEC K6).
+//!
+//! Many keys are worked on at a time, each by clients that go through all three nodes, while the
+//! leader is killed with SIGKILL and restarted again and again. Every history must be
+//! linearizable. That the checker and the clients would notice is shown in `tests/museum.rs`.
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use tokio::sync::Semaphore;
+
+use support::api::Api;
+use support::cluster::{Cluster, Options};
+use support::linearize::{Call, Verdict};
+use support::models::{CheckpointCall, LockCall, check_checkpoint, check_lock, check_turns};
+use support::turnlog::{Held, faults};
+use support::workload::{self, Size, TurnHistory};
+
+/// A third of each kind.
+const HISTORIES: u64 = 1_020;
+/// Keys worked on at a time.
+const AT_A_TIME: usize = 90;
+const SIZE: Size = Size { clients: 4, rounds: 9, stall: Duration::from_secs(30) };
+/// A round of turns is more calls than one of the others.
+const TURNS: Size = Size { rounds: 5, ..SIZE };
+
+/// The calls of one key.
+enum Calls {
+    Checkpoint(Vec<CheckpointCall>),
+    Lock(Vec<LockCall>),
+    Turns(TurnHistory),
+}
+
+/// One history.
+struct History {
+    calls: Calls,
+    /// Kills that fell between its first and its last call.
+    kills: usize,
+}
+
+impl History {
+    async fn take(api: &Api, number: u64, kills: &AtomicUsize) -> Self {
+        // A prefix holds a bounded number of idempotency keys, so each hundred has its own.
+        let prefix = format!("lin-{}", number / 100);
+        let key = format!("demo:k{number}");
+        let before = kills.load(Ordering::Relaxed);
+        let calls = match number % 3 {
+            0 => Calls::Checkpoint(workload::checkpoints(api, &prefix, &key, number, SIZE).await),
+            1 => Calls::Lock(workload::locks(api, &prefix, &key, number, SIZE).await),
+            _ => Calls::Turns(workload::turns(api, &prefix, &key, number, TURNS).await),
+        };
+        Self { calls, kills: kills.load(Ordering::Relaxed) - before }
+    }
+
+    fn len(&self) -> usize {
+        match &self.calls {
+            Calls::Checkpoint(calls) => calls.len(),
+            Calls::Lock(calls) => calls.len(),
+            Calls::Turns(taken) => taken.calls.len(),
+        }
+    }
+
+    fn unknown(&self) -> usize {
+        fn count<Op, Answer>(calls: &[Call<Op, Answer>]) -> usize {
+            calls.iter().filter(|call| call.answer.is_none()).count()
+        }
+        match &self.calls {
+            Calls::Checkpoint(calls) => count(calls),
+            Calls::Lock(calls) => count(calls),
+            Calls::Turns(taken) => count(&taken.calls),
+        }
+    }
+
+    /// What is wrong with it.
+    fn fault(&self) -> Option<String> {
+        let verdict = match &self.calls {
+            Calls::Checkpoint(calls) => check_checkpoint(calls),
+            Calls::Lock(calls) => check_lock(calls),
+            Calls::Turns(taken) => check_turns(&taken.calls),
+        };
+        match verdict {
+            Verdict::Linearizable => None,
+            Verdict::Refuted(text) => Some(text),
+            Verdict::GaveUp { visited } => Some(format!("gave up after {visited}")),
+        }
+    }
+}
+
+/// Checks all histories, on every processor.
+fn check_all(histories: &[History]) -> Vec<String> {
+    let threads = std::thread::available_parallelism().map_or(2, usize::from);
+    let part = histories.len().div_ceil(threads);
+    std::thread::scope(|scope| {
+        let parts: Vec<_> = histories
+            .chunks(part)
+            .map(|part| scope.spawn(|| part.iter().filter_map(History::fault).collect::<Vec<_>>()))
+            .collect();
+        parts.into_iter().flat_map(|part| part.join().unwrap()).collect()
+    })
+}
+
+/// Kills the leader, waits for the next one, brings the dead one back; until told to stop.
+async fn kill_leaders(
+    mut cluster: Cluster,
+    stop: Arc<AtomicBool>,
+    kills: Arc<AtomicUsize>,
+) -> Cluster {
+    let mut random = StdRng::seed_from_u64(6);
+    while !stop.load(Ordering::Relaxed) {
+        let pause = Duration::from_millis(random.random_range(300..1_500));
+        tokio::time::sleep(pause).await;
+        let leader = cluster.leader().await;
+        cluster.nodes[leader].kill();
+        kills.fetch_add(1, Ordering::Relaxed);
+        // The survivors have to elect by themselves; the dead one comes back afterwards.
+        cluster.leader().await;
+        cluster.restart(leader).await;
+    }
+    cluster
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn k6_a_thousand_histories_are_linearizable_while_leaders_die() {
+    let cluster = Cluster::start(Options::nodes(3)).await;
+    let api = cluster.api();
+    let began = Instant::now();
+    let stop = Arc::new(AtomicBool::new(false));
+    let kills = Arc::new(AtomicUsize::new(0));
+    let killer = tokio::spawn(kill_leaders(cluster, stop.clone(), kills.clone()));
+
+    // Phase 1: take the histories while the killer works.
+    let slots = Arc::new(Semaphore::new(AT_A_TIME));
+    let mut running = tokio::task::JoinSet::new();
+    for number in 0..HISTORIES {
+        let (api, kills, slots) = (api.clone(), kills.clone(), slots.clone());
+        running.spawn(async move {
+            let _slot = slots.acquire_owned().await;
+            History::take(&api, number, &kills).await
+        });
+    }
+    let mut histories = Vec::new();
+    while let Some(history) = running.join_next().await {
+        histories.push(history.unwrap());
+    }
+    stop.store(true, Ordering::Relaxed);
+    let cluster = killer.await.unwrap();
+    let taken = began.elapsed();
+
+    // Phase 2: check them, and say what was seen.
+    let wrong = check_all(&histories);
+    let calls: usize = histories.iter().map(History::len).sum();
+    let unknown: usize = histories.iter().map(History::unknown).sum();
+    let through_a_kill = histories.iter().filter(|history| history.kills > 0).count();
+    let log: Vec<Held> = histories
+        .iter()
+        .filter_map(|history| match &history.calls {
+            Calls::Turns(taken) => Some(taken.log.clone()),
+            Calls::Checkpoint(_) | Calls::Lock(_) => None,
+        })
+        .flatten()
+        .collect();
+    let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
+    let counts = &api.counts;
+    println!(
+        "{} histories, {calls} calls, {} turns, taken in {:.0} s, checked in {:.0} s\n\
+         {} leaders killed; {through_a_kill} histories ran through a kill\n\
+         {} retries, {} attempts left open, {} calls settled by a retry after one, \
+         {unknown} calls unknown, {} answered by two nodes",
+        histories.len(),
+        log.len(),
+        taken.as_secs_f64(),
+        (began.elapsed() - taken).as_secs_f64(),
+        count(&kills),
+        count(&counts.retries),
+        count(&counts.open_attempts),
+        count(&counts.settled_by_retry),
+        count(&counts.answered_twice),
+    );
+    if !wrong.is_empty() {
+        panic!("{} histories are not linearizable; the first:\n{}", wrong.len(), wrong[0]);
+    }
+    assert_eq!(faults(&log), []);
+    assert_eq!(*counts.differing.lock().unwrap(), Vec::<String>::new(), "answers under one key");
+    assert_eq!(count(&counts.stalls), 0, "a turn was not granted within {:?}", SIZE.stall);
+
+    // Phase 3: the run has to have met what it is about.
+    assert!(histories.len() >= 1_000);
+    assert!(count(&kills) >= 3, "only {} leaders were killed", count(&kills));
+    assert!(through_a_kill >= histories.len() / 4, "only {through_a_kill} histories met a kill");
+    assert!(unknown > 0 && count(&counts.settled_by_retry) > 0, "no outcome was ever in doubt");
+    drop(cluster);
+}
