@@ -11,9 +11,9 @@ use futures_util::future::join_all;
 use serde_json::json;
 use tokio::sync::{Barrier, Mutex};
 
-use support::api::Outcome;
 use support::cluster::{Cluster, Options};
 use support::demo::{Demo, Reply};
+use support::ledger::Writers;
 use support::proxy::{self, Tamper};
 use support::session::Prefix;
 use support::turnlog::{Held, faults};
@@ -466,61 +466,19 @@ async fn g1_nothing_acknowledged_is_missing_after_all_three_were_killed() {
     let prefix = Prefix::new(cluster.api(), "all");
 
     // Phase 1: writers through every node, until the processes are gone under them.
-    let mut writers = tokio::task::JoinSet::new();
-    for writer in 0..12 {
-        let (demo, prefix) = (demo.clone(), prefix.clone());
-        writers.spawn(async move {
-            let (node, chat) = (writer % 3, format!("all-{writer}"));
-            let (mut rows, mut messages) = (Vec::new(), Vec::new());
-            for number in 0.. {
-                let id = format!("all-{writer}-{number}");
-                let write = prefix.create(&id, &json!({ "written": id })).once(5 * SECOND);
-                match prefix.api.call(node, &write).await {
-                    Outcome::Answered(answer) if answer.status == 200 => {
-                        rows.push((id.clone(), answer.number("revision")));
-                    }
-                    Outcome::Answered(answer) => panic!("PUT: {} {}", answer.status, answer.body),
-                    Outcome::NotExecuted { .. } | Outcome::Unknown { .. } => break,
-                }
-                match demo.post_once(node, &id, &chat, &id).await {
-                    Some(duplicate) => {
-                        assert!(!duplicate, "{id} is no duplicate");
-                        messages.push(id);
-                    }
-                    None => break,
-                }
-            }
-            (chat, rows, messages)
-        });
-    }
+    let writers = Writers::start(&demo, &prefix, 12);
     tokio::time::sleep(3 * SECOND).await;
     cluster.kill_all();
-    let mut written = Vec::new();
-    while let Some(writer) = writers.join_next().await {
-        written.push(writer.unwrap());
-    }
-    let rows: usize = written.iter().map(|(_, rows, _)| rows.len()).sum();
-    let messages: usize = written.iter().map(|(_, _, messages)| messages.len()).sum();
+    let ledger = writers.stopped().await;
+    let (rows, messages) = ledger.len();
     println!("{rows} rows and {messages} messages were acknowledged");
     assert!(rows > 100 && messages > 100, "too little was written to show anything");
 
     // Phase 2: all of it is there, and every message is answered once.
     cluster.restart_all().await;
-    for (chat, rows, messages) in written {
-        for (key, revision) in rows {
-            let found = prefix.read(0, &key).await;
-            assert_eq!(found, Some((json!({ "written": key }), revision)), "{key}");
-        }
-        for id in &messages {
-            let reply = demo.answer_to(1, id, &chat, 30 * SECOND).await;
-            assert_eq!(reply.text, format!("echo: {id}"));
-        }
-        // One more than was acknowledged may have been accepted: the answer died on its way.
-        let replies = demo.replies(2, &chat).await;
-        let answered: BTreeSet<&str> = replies.iter().map(|r| r.in_reply_to.as_str()).collect();
-        assert_eq!(answered.len(), replies.len(), "a message was answered twice: {replies:?}");
-        assert!(replies.len() <= messages.len() + 1, "{replies:?}");
-    }
+    let missing = ledger.missing_rows(&prefix).await;
+    assert!(missing.is_empty(), "{} rows are missing: {missing:?}", missing.len());
+    ledger.every_message_is_answered_once(&demo).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -221,9 +221,18 @@ pub struct Cluster {
 impl Cluster {
     /// Starts a group and waits until all of it serves.
     pub async fn start(options: Options) -> Self {
-        let arena = Arena::enter().await;
+        Self::start_prepared(&options, Arena::enter().await, |_| {}).await
+    }
+
+    /// As [`Cluster::start`]; `prepare` sees the group before its first process runs.
+    pub async fn start_prepared(
+        options: &Options,
+        arena: Arena,
+        prepare: impl Fn(&mut Self),
+    ) -> Self {
         for _ in 0..5 {
-            let mut cluster = Self::prepare(&options);
+            let mut cluster = Self::prepare(options);
+            prepare(&mut cluster);
             if cluster.form().await {
                 cluster._arena = Some(arena);
                 return cluster;

@@ -5,6 +5,7 @@
 pub mod api;
 pub mod cluster;
 pub mod demo;
+pub mod ledger;
 pub mod linearize;
 pub mod models;
 pub mod proxy;
