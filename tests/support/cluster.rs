@@ -5,6 +5,7 @@
 //! (a file lock, which holds across test binaries and nextest's processes too), so that the timing
 //! of one test is not disturbed by another.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Read as _;
 use std::net::{SocketAddr, TcpListener};
@@ -268,11 +269,11 @@ impl Cluster {
         number - 1
     }
 
-    /// Takes a node out of the group, by the node's own word, and waits until the others say so.
-    pub async fn leave(&mut self, index: usize) {
-        let id = self.status(index).await.expect("the node answers")["node_id"].clone();
-        let url = format!("{}/cluster/leave", self.nodes[index].base());
-        let call = self.http.post(url).bearer_auth(&self.secret).json(&serde_json::json!({}));
+    /// Takes a node out of the group, waits until the others say so, and ends its process.
+    pub async fn leave(&mut self, index: usize, node_id: u64) {
+        let url = format!("{}/cluster/leave", self.nodes[0].base());
+        let body = serde_json::json!({ "node_id": node_id });
+        let call = self.http.post(url).bearer_auth(&self.secret).json(&body);
         let answer = call.timeout(READY).send().await.expect("leave is answered");
         let status = answer.status();
         let body = answer.text().await.unwrap_or_default();
@@ -281,13 +282,50 @@ impl Cluster {
         loop {
             let first = self.status(0).await.expect("n1 answers");
             let nodes = first["nodes"].as_array().expect("the nodes are an array");
-            if nodes.iter().all(|node| node["id"] != id) {
+            if nodes.iter().all(|node| node["id"] != node_id) {
                 break;
             }
             assert!(Instant::now() < until, "the node is still a member: {first}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         self.nodes[index].kill();
+    }
+
+    /// The id the group gave a node.
+    pub async fn node_id(&self, index: usize) -> u64 {
+        let status = self.status(index).await.expect("the node answers");
+        status["node_id"].as_u64().expect("a member has an id")
+    }
+
+    /// Waits until every running node has marked its state at one index that comes after all that
+    /// is applied now, and sees that the marks are equal there and at every other common index.
+    pub async fn states_are_equal(&self) {
+        let running: Vec<usize> = (0..self.nodes.len()).filter(|i| self.nodes[*i].runs()).collect();
+        let mut applied = 0;
+        for &index in &running {
+            let status = self.status(index).await.expect("the node answers");
+            applied = applied.max(status["applied"].as_u64().unwrap_or(0));
+        }
+        let until = Instant::now() + 2 * READY;
+        loop {
+            let mut marks: BTreeMap<u64, Vec<String>> = BTreeMap::new();
+            for &index in &running {
+                let status = self.status(index).await.expect("the node answers");
+                for mark in status["state_marks"].as_array().expect("marks are an array") {
+                    let at = mark["index"].as_u64().expect("a mark has an index");
+                    marks.entry(at).or_default().push(mark["hash"].to_string());
+                }
+            }
+            for (at, hashes) in &marks {
+                let equal = hashes.iter().all(|hash| *hash == hashes[0]);
+                assert!(equal, "the states differ at index {at}: {hashes:?}");
+            }
+            if marks.iter().any(|(at, hashes)| *at > applied && hashes.len() == running.len()) {
+                return;
+            }
+            assert!(Instant::now() < until, "no common mark after index {applied}: {marks:?}");
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
     }
 
     /// Founds the group with the first node and joins the others; `false` = a port was taken.

@@ -169,7 +169,7 @@ impl Proxy {
             if !held || !self.strikes() {
                 return passed;
             }
-            (StatusCode::CREATED, json!({ "token": number, "fence": number }))
+            (StatusCode::CREATED, json!({ "token": format!("planted-{number}"), "fence": number }))
         } else if passed.status == StatusCode::ACCEPTED && path.contains("/turns") {
             if !self.strikes() {
                 return passed;

@@ -301,11 +301,8 @@ async fn lock_client(mut client: Client, record: Record<LockOp, LockAnswer>, rou
 }
 
 fn token(answer: &Answer) -> String {
-    match &answer.body["token"] {
-        serde_json::Value::String(text) => text.clone(),
-        serde_json::Value::Number(number) => number.to_string(),
-        _ => unexpected("acquire, without a token,", answer),
-    }
+    let token = answer.body["token"].as_str();
+    token.unwrap_or_else(|| unexpected("acquire, without a token,", answer)).to_owned()
 }
 
 async fn end_or_renew(
@@ -318,11 +315,6 @@ async fn end_or_renew(
     let name = token.to_owned();
     let (request, op) = match ttl_ms {
         Some(ttl_ms) => {
-            // A token that is a number on the way out is one on the way in.
-            let token = match token.parse::<u64>() {
-                Ok(number) => json!(number),
-                Err(_) => json!(token),
-            };
             let body = json!({ "token": token, "ttl_ms": ttl_ms });
             let request = Request::new(Method::POST, format!("{path}/renew")).body(body);
             (request, LockOp::Renew { token: name, ttl_ms })

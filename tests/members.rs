@@ -1,0 +1,213 @@
+//! Members that start, stop, come back, are wiped and start all at once (SPEC K1 to K4, A6, A7).
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use support::cluster::{Arena, Cluster, Options};
+use support::demo::Demo;
+use support::session::Prefix;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn case_r5_a_member_restarted_with_its_join_flag_is_the_member_it_was() {
+    let mut cluster = Cluster::start(Options::nodes(3)).await;
+    let prefix = Prefix::new(cluster.api(), "r5");
+    let before = cluster.status(1).await.unwrap();
+    cluster.nodes[1].kill();
+    for number in 0..50 {
+        let write = prefix.create(&format!("demo:r5-{number}"), &json!({ "n": number }));
+        assert_eq!(prefix.write(0, write).await.status, 200);
+    }
+    let first = cluster.nodes[0].cluster.to_string();
+    cluster.nodes[1].start(&["--join", &first]);
+    cluster.wait_ready(1).await;
+    cluster.wait_settled().await;
+    let after = cluster.status(1).await.unwrap();
+    assert_eq!(after["node_id"], before["node_id"]);
+    assert_eq!(after["cluster_id"], before["cluster_id"]);
+    assert_eq!(after["nodes"].as_array().unwrap().len(), 3, "{}", after["nodes"]);
+    cluster.states_are_equal().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn case_r8_a_group_of_one_comes_back_with_all_it_acknowledged() {
+    const WRITES: usize = 1_000;
+    let mut cluster = Cluster::start(Options::nodes(1)).await;
+    let prefix = Prefix::new(cluster.api(), "r8");
+    let mut revisions = Vec::new();
+    for number in 0..WRITES {
+        let write = prefix.create(&format!("demo:r8-{number}"), &json!({ "n": number }));
+        let answer = prefix.write(0, write).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        revisions.push(answer.number("revision"));
+    }
+    let before = cluster.status(0).await.unwrap();
+    cluster.nodes[0].kill();
+    cluster.restart(0).await;
+    let after = cluster.status(0).await.unwrap();
+    assert_eq!(after["cluster_id"], before["cluster_id"]);
+    assert_eq!(after["node_id"], before["node_id"]);
+    for (number, revision) in revisions.into_iter().enumerate() {
+        let found = prefix.read(0, &format!("demo:r8-{number}")).await;
+        assert_eq!(found, Some((json!({ "n": number }), revision)));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn case_r11_one_of_three_alone_runs_and_says_that_it_has_no_quorum() {
+    let mut cluster = Cluster::start(Options::nodes(3)).await;
+    cluster.kill_all();
+    let printed_before = cluster.nodes[0].printed().len();
+    cluster.nodes[0].start(&[]);
+    let until = Instant::now() + 10 * SECOND;
+    loop {
+        assert!(cluster.nodes[0].ended().is_none(), "it ended:\n{}", cluster.nodes[0].printed());
+        let said = cluster.nodes[0].printed().split_off(printed_before).to_lowercase();
+        if said.contains("no quorum") && said.contains("1/3") {
+            break;
+        }
+        assert!(Instant::now() < until, "within 10 s it said only:\n{said}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(!cluster.is_ready(0).await, "ready without a quorum");
+    let live = reqwest::get(format!("{}/livez", cluster.nodes[0].base())).await.unwrap();
+    assert_eq!(live.status().as_u16(), 200);
+    // What cannot be committed is refused as such, in bounded time.
+    let prefix = Prefix::new(cluster.api(), "r11");
+    let write = prefix.create("demo:r11", &json!(1)).once(20 * SECOND);
+    let outcome = prefix.api.call(0, &write).await;
+    assert!(!matches!(outcome, support::api::Outcome::Answered(_)), "{outcome:?}");
+    assert!(!cluster.nodes[0].printed().contains("panicked"));
+    cluster.restart_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn case_r2_a_wiped_member_is_not_taken_for_the_one_it_was() {
+    let mut cluster = Cluster::start(Options::nodes(3)).await;
+    let old = cluster.node_id(2).await;
+    let first = cluster.nodes[0].cluster.to_string();
+    cluster.leave(2, old).await;
+    std::fs::remove_dir_all(&cluster.nodes[2].dir).unwrap();
+    // Without a word how to begin, an empty directory is no member.
+    cluster.nodes[2].start(&[]);
+    let ended = cluster.nodes[2].wait_ended(30 * SECOND).await;
+    assert!(!ended.success());
+    // With one, it becomes a new member, under an id that nobody had.
+    cluster.nodes[2].start(&["--join", &first]);
+    cluster.wait_ready(2).await;
+    cluster.wait_settled().await;
+    let new = cluster.node_id(2).await;
+    assert!(new > old, "{new} after {old}");
+    let nodes = cluster.status(0).await.unwrap()["nodes"].clone();
+    let ids: BTreeSet<u64> =
+        nodes.as_array().unwrap().iter().map(|node| node["id"].as_u64().unwrap()).collect();
+    assert!(!ids.contains(&old) && ids.contains(&new) && ids.len() == 3, "{nodes}");
+    cluster.states_are_equal().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn case_r6_three_that_expect_each_other_found_one_group_whenever_they_start() {
+    let _arena = Arena::enter().await;
+    let mut cluster = Cluster::prepare(&Options::nodes(3));
+    let peers: Vec<String> = cluster.nodes.iter().map(|node| node.cluster.to_string()).collect();
+    let peers = peers.join(",");
+    let flags = ["--bootstrap-expect", "3", "--peers", &peers];
+    // Two of three do not found anything, for as long as the third is away.
+    cluster.nodes[2].start(&flags);
+    cluster.nodes[0].start(&flags);
+    let alone = Instant::now();
+    while alone.elapsed() < 3 * SECOND {
+        for index in [0, 2] {
+            assert!(!cluster.is_ready(index).await, "two of three founded a group");
+            assert!(cluster.nodes[index].ended().is_none());
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    cluster.nodes[1].start(&flags);
+    for index in 0..3 {
+        cluster.wait_ready(index).await;
+    }
+    cluster.wait_settled().await;
+    let mut groups = BTreeSet::new();
+    for index in 0..3 {
+        groups.insert(cluster.status(index).await.unwrap()["cluster_id"].to_string());
+    }
+    assert_eq!(groups.len(), 1, "{groups:?}");
+    // Started again with the same flags, they are the group they were.
+    cluster.kill_all();
+    for node in &mut cluster.nodes {
+        node.start(&flags);
+    }
+    for index in 0..3 {
+        cluster.wait_ready(index).await;
+        groups.insert(cluster.status(index).await.unwrap()["cluster_id"].to_string());
+    }
+    assert_eq!(groups.len(), 1, "{groups:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a6_a_group_of_one_grows_to_three_without_a_stop() {
+    let mut cluster = Cluster::start(Options::nodes(1)).await;
+    let prefix = Prefix::new(cluster.api(), "a6");
+    let writes = tokio::spawn({
+        let prefix = prefix.clone();
+        async move {
+            let mut longest = Duration::ZERO;
+            for number in 0..400 {
+                let began = Instant::now();
+                let write = prefix.create(&format!("demo:a6-{number}"), &json!(number));
+                assert_eq!(prefix.write(0, write).await.status, 200);
+                longest = longest.max(began.elapsed());
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            longest
+        }
+    });
+    let first = cluster.nodes[0].cluster.to_string();
+    for _ in 0..2 {
+        let index = cluster.add_node();
+        cluster.nodes[index].start(&["--join", &first]);
+        cluster.wait_ready(index).await;
+    }
+    cluster.wait_settled().await;
+    let longest = writes.await.unwrap();
+    println!("the longest write while two nodes joined took {longest:?}");
+    assert!(longest < 3 * SECOND, "{longest:?}");
+    // Any of the three may die now.
+    cluster.nodes[0].kill();
+    let prefix = Prefix::new(cluster.api(), "a6");
+    for number in [0, 200, 399] {
+        let found = prefix.read(1, &format!("demo:a6-{number}")).await;
+        assert_eq!(found.map(|(value, _)| value), Some(json!(number)));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a7_a_stopped_node_hands_on_at_once_and_exits_with_zero() {
+    // The lease is long: what passes on within the test was given back, not taken.
+    let mut cluster = Cluster::start(Options::nodes(3).lease("60s")).await;
+    let demo = Demo::new(cluster.public());
+    let leader = cluster.leader().await;
+    let other = (leader + 1) % 3;
+    demo.post(leader, "a7-0", "a7", "order").await;
+    assert_eq!(demo.answer_to(other, "a7-0", "a7", 10 * SECOND).await.text, "What would you like?");
+    let stopped = Instant::now();
+    cluster.nodes[leader].signal(rustix::process::Signal::TERM);
+    let ended = cluster.nodes[leader].wait_ended(15 * SECOND).await;
+    assert_eq!(ended.code(), Some(0), "{ended}\n{}", cluster.nodes[leader].last_lines(20));
+    let took = stopped.elapsed();
+    demo.post(other, "a7-1", "a7", "tea").await;
+    let reply = demo.answer_to(other, "a7-1", "a7", 10 * SECOND).await;
+    assert_eq!(reply.text, "How many?");
+    println!("stopped in {took:?}; the next answer came {:?} after the signal", stopped.elapsed());
+    assert!(stopped.elapsed() < 15 * SECOND);
+    // Its session is closed, not left to run out.
+    let status = cluster.status(other).await.unwrap();
+    assert_eq!(status["sessions"].as_array().unwrap().len(), 2, "{}", status["sessions"]);
+    cluster.restart(leader).await;
+}
