@@ -14,6 +14,8 @@ use crate::machine::{Admission, Admit, JournalRecord};
 use crate::types::{ChatKey, Fence, Incarnation, Prefix, ReplicaId, TicketId};
 
 mod carriers;
+#[cfg(any(test, feature = "test-util"))]
+pub mod conformance;
 mod driver;
 mod group;
 mod guards;

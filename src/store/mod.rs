@@ -8,6 +8,8 @@
 //! into one [`Store::commit`]; treat [`CommitError::OutcomeUnknown`] as *both may be true*.
 
 mod carriers;
+#[cfg(any(test, feature = "test-util"))]
+pub mod conformance;
 mod ext;
 mod group;
 
