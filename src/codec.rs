@@ -59,8 +59,6 @@ pub enum Kind {
     StateCut = 11,
     /// The head of a snapshot file.
     SnapshotHead = 12,
-    /// The end of a snapshot file.
-    SnapshotEnd = 13,
     /// The boots of other nodes this one has met.
     PeerBoots = 14,
     /// A proposal: the commands of one log entry.

@@ -7,6 +7,8 @@ mod log_store;
 mod marker;
 mod options;
 mod secret;
+mod snapshot;
+mod state_store;
 mod status;
 mod types;
 

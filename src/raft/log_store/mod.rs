@@ -39,7 +39,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
-use recover::guarded;
+pub(crate) use recover::{guarded, open_sled};
 
 use super::files::{OpenError, fatal};
 use super::identity::DataDir;

@@ -1,0 +1,397 @@
+//! The machine's records on disk, as of the last cut.
+//!
+//! The authority is the machine in memory; this is what a restart begins from, so that it need not
+//! replay the whole log. A *cut* brings the changed records up to one log index, all or none:
+//!
+//! ```text
+//!   small   one batch: records and "cut = index"
+//!   large   stage in batches → sync → "committed = index" → sync → move → "cut = index" → clear
+//!   whole   write all records as a new generation beside the old one → sync → switch → remove the
+//!           old one            (the first cut, and after a snapshot was installed)
+//! ```
+//!
+//! Opening finishes what had been committed and forgets what had not. Keys:
+//!
+//! ```text
+//!   d · generation u32 · length u16 · key · part u16      a record, or a part of a large one
+//!   s · length u16 · key · part u16                       staged; an empty value is a removal
+//!   m · name                                              the cut, the committed cut
+//! ```
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::codec::{self, Kind};
+use crate::machine::Machine;
+use crate::raft::files::OpenError;
+use crate::raft::log_store::{guarded, open_sled};
+use crate::raft::types::{LogId, StoredMembership};
+
+/// Bytes of a record in one value: sled's leaves hold up to some 20 of them, and must stay small
+/// enough to be written into its log (see [`crate::raft::log_store`]).
+const PART_BYTES: usize = 24 << 10;
+/// Keys inserted, and removed, in one batch (DESIGN 7).
+const INSERTS_MAX: usize = 300;
+const REMOVALS_MAX: usize = 100;
+/// Bytes of one batch.
+const BATCH_BYTES_MAX: usize = 2 << 20;
+
+const CUT: &[u8] = b"mcut";
+const COMMITTED: &[u8] = b"mcommitted";
+
+/// Up to where the records are, and how the group looked there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct CutAt {
+    pub(crate) last_applied: Option<LogId>,
+    pub(crate) membership: StoredMembership,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct StoredCut {
+    generation: u32,
+    at: CutAt,
+}
+
+/// A record's key and value; `None` removes it.
+pub(crate) type Change = (Vec<u8>, Option<Vec<u8>>);
+
+/// The open database. One thread writes it.
+#[derive(Debug)]
+pub(crate) struct Disk {
+    db: sled::Db,
+    sync: File,
+    generation: u32,
+    /// Keys of records that have more than one part, and how many.
+    large: HashMap<Vec<u8>, u16>,
+}
+
+/// What an opening found.
+pub(crate) struct Opened {
+    pub(crate) disk: Disk,
+    /// The machine as of the cut; `None` before the first one.
+    pub(crate) state: Option<(CutAt, Machine)>,
+}
+
+/// Why an operation failed: sled's words or ours.
+type Failed = String;
+
+fn sled<T>(work: impl FnOnce() -> sled::Result<T>) -> Result<T, Failed> {
+    guarded(work)
+}
+
+impl Disk {
+    /// Opens the database in `root/state` and loads the machine. The inner error says what is
+    /// damaged.
+    pub(crate) fn open(root: &Path, cache_bytes: u64) -> Result<Result<Opened, String>, OpenError> {
+        let (db, sync) = match open_sled(&root.join("state"), cache_bytes)? {
+            Ok(opened) => opened,
+            Err(why) => return Ok(Err(why)),
+        };
+        let disk = Self { db, sync, generation: 0, large: HashMap::new() };
+        Ok(disk.recover())
+    }
+
+    fn recover(mut self) -> Result<Opened, Failed> {
+        let cut: Option<StoredCut> = self.meta(CUT)?;
+        self.generation = cut.as_ref().map_or(0, |cut| cut.generation);
+        let committed: Option<StoredCut> = self.meta(COMMITTED)?;
+        let cut = match committed {
+            Some(committed) => {
+                self.move_staged(&committed)?;
+                Some(committed)
+            }
+            None => cut,
+        };
+        self.clear(b"s", b"t")?;
+        // Another generation: a whole cut that was not switched to, or the one before it.
+        let own = [&b"d"[..], &self.generation.to_be_bytes()].concat();
+        let next = [&b"d"[..], &(self.generation + 1).to_be_bytes()].concat();
+        self.clear(b"d", &own)?;
+        self.clear(&next, b"e")?;
+        let Some(cut) = cut else {
+            self.clear(b"d", b"e")?;
+            return Ok(Opened { disk: self, state: None });
+        };
+        let machine = self.load(own, next)?;
+        Ok(Opened { disk: self, state: Some((cut.at, machine)) })
+    }
+
+    fn load(&mut self, from: Vec<u8>, to: Vec<u8>) -> Result<Machine, Failed> {
+        let mut records =
+            Records { stored: self.db.range(from..to), large: &mut self.large, fault: None };
+        // sled may panic where a page is damaged, so the whole walk is guarded.
+        let loaded = sled(|| Ok(Machine::from_records(&mut records)));
+        if let Some(fault) = records.fault {
+            return Err(fault);
+        }
+        loaded?.map_err(|error| error.to_string())
+    }
+
+    fn meta(&self, name: &[u8]) -> Result<Option<StoredCut>, Failed> {
+        let Some(bytes) = sled(|| self.db.get(name))? else { return Ok(None) };
+        codec::open(Kind::StateCut, &bytes).map(Some).map_err(|error| error.to_string())
+    }
+
+    /// Brings the records up to a cut. All or none of it survives a crash.
+    pub(crate) fn save(
+        &mut self,
+        changes: impl Iterator<Item = Change>,
+        at: CutAt,
+    ) -> Result<(), Failed> {
+        let cut = StoredCut { generation: self.generation, at };
+        let mut changes = changes.peekable();
+        let (mut few, mut removals, mut bytes) = (Vec::new(), 0, 0);
+        while few.len() < INSERTS_MAX && removals < REMOVALS_MAX && bytes < BATCH_BYTES_MAX {
+            let Some((key, value)) = changes.next() else { break };
+            let mut take = |suffix, value: Option<Vec<u8>>| {
+                removals += usize::from(value.is_none());
+                bytes += value.as_ref().map_or(0, Vec::len);
+                few.push((suffix, value));
+            };
+            self.split(key, value, &mut take);
+        }
+        if changes.peek().is_none() && few.len() <= INSERTS_MAX && removals <= REMOVALS_MAX {
+            let mut batch = sled::Batch::default();
+            for (suffix, value) in few {
+                let key = self.data_key(self.generation, &suffix);
+                match value {
+                    Some(value) => batch.insert(key, value),
+                    None => batch.remove(key),
+                }
+            }
+            batch.insert(CUT, codec::seal(Kind::StateCut, &cut));
+            sled(|| self.db.apply_batch(batch))?;
+            return self.flush();
+        }
+        self.stage(few, changes)?;
+        sled(|| self.db.insert(COMMITTED, codec::seal(Kind::StateCut, &cut)))?;
+        self.flush()?;
+        self.move_staged(&cut)?;
+        self.clear(b"s", b"t")
+    }
+
+    fn stage(
+        &mut self,
+        few: Vec<Change>,
+        changes: impl Iterator<Item = Change>,
+    ) -> Result<(), Failed> {
+        let mut batch = Batching::new(self.db.clone());
+        for (suffix, value) in few {
+            batch.insert([b"s", &suffix[..]].concat(), value.unwrap_or_default())?;
+        }
+        for (key, value) in changes {
+            let mut parts = Vec::new();
+            self.split(key, value, &mut |suffix, value| parts.push((suffix, value)));
+            for (suffix, value) in parts {
+                batch.insert([b"s", &suffix[..]].concat(), value.unwrap_or_default())?;
+            }
+        }
+        batch.apply()?;
+        self.flush()
+    }
+
+    /// Moves what is staged and states the cut. Done twice, it is the same.
+    fn move_staged(&mut self, cut: &StoredCut) -> Result<(), Failed> {
+        let mut batch = Batching::new(self.db.clone());
+        for staged in self.db.range(&b"s"[..]..&b"t"[..]) {
+            let (key, value) = sled(|| staged)?;
+            let key = self.data_key(cut.generation, &key[1..]);
+            if value.is_empty() {
+                batch.remove(key)?;
+            } else {
+                batch.insert(key, value.to_vec())?;
+            }
+        }
+        batch.apply()?;
+        // Synced before the statement goes that it is still to be done.
+        self.flush()?;
+        let mut done = sled::Batch::default();
+        done.insert(CUT, codec::seal(Kind::StateCut, cut));
+        done.remove(COMMITTED);
+        sled(|| self.db.apply_batch(done))?;
+        self.flush()
+    }
+
+    /// Writes all records beside the old ones, and switches to them.
+    pub(crate) fn save_whole(
+        &mut self,
+        records: impl Iterator<Item = (Vec<u8>, Vec<u8>)>,
+        at: CutAt,
+    ) -> Result<(), Failed> {
+        let generation = self.generation + 1;
+        self.large.clear();
+        let mut batch = Batching::new(self.db.clone());
+        for (key, value) in records {
+            let mut parts = Vec::new();
+            self.split(key, Some(value), &mut |suffix, value| parts.push((suffix, value)));
+            for (suffix, value) in parts {
+                let key = self.data_key(generation, &suffix);
+                batch.insert(key, value.unwrap_or_default())?;
+            }
+        }
+        batch.apply()?;
+        self.flush()?;
+        let cut = StoredCut { generation, at };
+        sled(|| self.db.insert(CUT, codec::seal(Kind::StateCut, &cut)))?;
+        self.flush()?;
+        self.generation = generation;
+        self.clear(b"d", &[&b"d"[..], &generation.to_be_bytes()].concat())
+    }
+
+    /// A record's stored parts, and the removal of parts it no longer has.
+    fn split(
+        &mut self,
+        key: Vec<u8>,
+        value: Option<Vec<u8>>,
+        out: &mut impl FnMut(Vec<u8>, Option<Vec<u8>>),
+    ) {
+        let had = self.large.get(&key).copied().unwrap_or(1);
+        let mut has = 0;
+        if let Some(value) = &value {
+            let parts = value.len().div_ceil(PART_BYTES).max(1) as u16;
+            for (part, body) in (0..parts).zip(value.chunks(PART_BYTES).chain([&[][..]])) {
+                let mut bytes = codec::begin(Kind::StateRecord, 2 + body.len());
+                bytes.extend_from_slice(&parts.to_le_bytes());
+                bytes.extend_from_slice(body);
+                out(suffix(&key, part), Some(codec::finish(bytes)));
+            }
+            has = parts;
+        }
+        for part in has..had {
+            out(suffix(&key, part), None);
+        }
+        if has > 1 {
+            self.large.insert(key, has);
+        } else {
+            self.large.remove(&key);
+        }
+    }
+
+    fn data_key(&self, generation: u32, suffix: &[u8]) -> Vec<u8> {
+        [&b"d"[..], &generation.to_be_bytes(), suffix].concat()
+    }
+
+    /// Removes a range, in small batches.
+    fn clear(&mut self, from: &[u8], to: &[u8]) -> Result<(), Failed> {
+        let mut batch = Batching::new(self.db.clone());
+        for key in self.db.range(from..to).keys() {
+            let key = sled(|| key)?;
+            batch.remove(key.to_vec())?;
+        }
+        batch.apply()
+    }
+
+    fn flush(&mut self) -> Result<(), Failed> {
+        sled(|| self.db.flush())?;
+        self.sync.sync_data().map_err(|error| error.to_string())
+    }
+}
+
+fn suffix(key: &[u8], part: u16) -> Vec<u8> {
+    // The machine's keys are bounded far below this (SPEC M3).
+    let len = u16::try_from(key.len()).expect("a record's key is shorter than 64 KiB");
+    [&len.to_be_bytes(), key, &part.to_be_bytes()].concat()
+}
+
+/// Collects changes into batches of bearable size.
+struct Batching {
+    db: sled::Db,
+    batch: sled::Batch,
+    inserts: usize,
+    removals: usize,
+    bytes: usize,
+}
+
+impl Batching {
+    fn new(db: sled::Db) -> Self {
+        Self { db, batch: sled::Batch::default(), inserts: 0, removals: 0, bytes: 0 }
+    }
+
+    fn insert(&mut self, key: Vec<u8>, value: Vec<u8>) -> Result<(), Failed> {
+        self.bytes += value.len();
+        self.batch.insert(key, value);
+        self.inserts += 1;
+        if self.inserts >= INSERTS_MAX || self.bytes >= BATCH_BYTES_MAX {
+            return self.apply();
+        }
+        Ok(())
+    }
+
+    fn remove(&mut self, key: Vec<u8>) -> Result<(), Failed> {
+        self.batch.remove(key);
+        self.removals += 1;
+        if self.removals >= REMOVALS_MAX {
+            return self.apply();
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self) -> Result<(), Failed> {
+        if self.inserts + self.removals > 0 {
+            let batch = std::mem::take(&mut self.batch);
+            (self.inserts, self.removals, self.bytes) = (0, 0, 0);
+            sled(|| self.db.apply_batch(batch))?;
+        }
+        Ok(())
+    }
+}
+
+/// The stored records, whole ones. Ends at the first fault.
+struct Records<'a> {
+    stored: sled::Iter,
+    large: &'a mut HashMap<Vec<u8>, u16>,
+    fault: Option<String>,
+}
+
+impl Records<'_> {
+    fn next_part(&mut self) -> Result<Option<(Vec<u8>, u16, u16, Vec<u8>)>, String> {
+        let Some(stored) = self.stored.next() else { return Ok(None) };
+        let (stored_key, value) = stored.map_err(|error| format!("sled: {error}"))?;
+        let malformed = || format!("a record of the state has the key {stored_key:02x?}");
+        let rest = stored_key.get(5..).ok_or_else(malformed)?;
+        let (len, rest) = rest.split_first_chunk::<2>().ok_or_else(malformed)?;
+        let len = u16::from_be_bytes(*len) as usize;
+        let (key, part) = rest.split_at_checked(len).ok_or_else(malformed)?;
+        let part = u16::from_be_bytes(part.try_into().map_err(|_| malformed())?);
+        let payload =
+            codec::open_raw(Kind::StateRecord, &value).map_err(|error| error.to_string())?;
+        let (parts, body) = payload.split_first_chunk::<2>().ok_or_else(malformed)?;
+        Ok(Some((key.to_vec(), part, u16::from_le_bytes(*parts), body.to_vec())))
+    }
+
+    fn next_record(&mut self) -> Result<Option<(Vec<u8>, Vec<u8>)>, String> {
+        let Some((key, part, parts, mut value)) = self.next_part()? else { return Ok(None) };
+        if part != 0 || parts == 0 {
+            return Err("a record of the state lacks its beginning".to_owned());
+        }
+        for expected in 1..parts {
+            match self.next_part()? {
+                Some((same, part, _, body)) if same == key && part == expected => {
+                    value.extend_from_slice(&body);
+                }
+                _ => return Err("a record of the state is cut off".to_owned()),
+            }
+        }
+        if parts > 1 {
+            self.large.insert(key.clone(), parts);
+        }
+        Ok(Some((key, value)))
+    }
+}
+
+impl Iterator for &mut Records<'_> {
+    type Item = (Vec<u8>, Vec<u8>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.fault.is_some() {
+            return None;
+        }
+        self.next_record().unwrap_or_else(|fault| {
+            self.fault = Some(fault);
+            None
+        })
+    }
+}
