@@ -4,6 +4,8 @@
 //! leader is killed with SIGKILL and restarted again and again. Every history must be
 //! linearizable. That the checker and the clients would notice is shown in `tests/museum.rs`.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod support;
 
 use std::sync::Arc;

@@ -1,5 +1,7 @@
 //! Members that start, stop, come back, are wiped and start all at once (SPEC K1 to K4, A6, A7).
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod support;
 
 use std::collections::BTreeSet;

@@ -4,6 +4,8 @@
 //! group behind a proxy that tampers with answers. The same recording client and the same checker
 //! are used in `tests/linearizable.rs`.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod support;
 
 use std::time::Duration;

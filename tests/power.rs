@@ -4,6 +4,8 @@
 //! nodes run with a library preloaded (`tests/support/power.c`) that keeps, beside the data
 //! directory, the image a disk would hold that lost all that was not synced.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod support;
 
 use std::collections::BTreeMap;
