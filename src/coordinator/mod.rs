@@ -10,7 +10,6 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use crate::clock::BootInstant;
-use crate::machine::{Admission, Admit, JournalRecord};
 use crate::types::{ChatKey, Fence, Incarnation, Prefix, ReplicaId, TicketId};
 
 mod carriers;
@@ -21,6 +20,7 @@ mod group;
 mod guards;
 mod session;
 
+pub use crate::machine::{Admission, Admit, JournalRecord};
 pub use carriers::{MemoryCoordinator, RaftCoordinator};
 pub use group::{CoordinatorOptions, GroupCoordinator};
 pub use guards::{Lead, Ticket, Turn};

@@ -19,6 +19,7 @@ use crate::clock::{BootInstant, Clock};
 use crate::machine::{Command, Machine, Reply};
 use crate::types::NodeId;
 
+pub use crate::machine::Limits;
 pub use deadlines::Deadlines;
 pub use memory::MemoryHub;
 pub use wakeups::{SessionEvent, SessionEvents, Topic, Waiter, Wakeups};

@@ -14,6 +14,14 @@ use async_trait::async_trait;
 use crate::clock::BootInstant;
 use crate::types::{ChatKey, Fence, Message};
 
+mod reply;
+#[cfg(feature = "test-util")]
+pub mod scripted;
+pub mod webchat;
+pub mod webhook;
+
+pub use reply::{Body, Reply, replies, room};
+
 /// What a provider can do.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities {
@@ -182,6 +190,29 @@ pub trait Provider: Send + Sync + 'static {
 
     /// Routes it wants on the public listener, under `/webhooks/{id}` (nested by the bot's router).
     fn webhook(&self) -> Option<Arc<dyn Webhook>>;
+}
+
+#[async_trait]
+impl<P: Provider + ?Sized> Provider for Arc<P> {
+    fn id(&self) -> &str {
+        (**self).id()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        (**self).capabilities()
+    }
+
+    async fn run(&self, link: Link) -> Result<Closed, ProviderError> {
+        (**self).run(link).await
+    }
+
+    async fn send(&self, delivery: &Delivery) -> Result<SentId, SendError> {
+        (**self).send(delivery).await
+    }
+
+    fn webhook(&self) -> Option<Arc<dyn Webhook>> {
+        (**self).webhook()
+    }
 }
 
 /// A request to a provider's webhook, body read and bounded.

@@ -17,13 +17,14 @@ use async_trait::async_trait;
 
 use crate::clock::BootInstant;
 use crate::coordinator::Turn;
-use crate::machine::{Admit, Outgoing};
 use crate::types::{Fence, Incarnation, Prefix, Revision, TicketId};
 
 pub use ext::{StoreExt, UpdateError};
 pub use group::{GroupStore, MemoryStore, RaftStore};
 
-pub use crate::machine::{DeadLetter, Expect, JournalRecord, OutboxEntry, Row, Table};
+pub use crate::machine::{
+    Admit, DeadLetter, Expect, JournalRecord, OutboxEntry, Outgoing, Row, Table,
+};
 
 /// Names one row inside a store's prefix.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,0 +1,362 @@
+//! How a bot is put together; every fault is found here, at once, and none later.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Semaphore, watch};
+use tokio_util::task::TaskTracker;
+
+use super::Bot;
+use super::conversation::{AnyFlow, Flow, State};
+use super::ctx::Ctx;
+use super::error::{BuildError, Fault, Result};
+use super::events::Emitter;
+use super::handler::{AnyHandler, Cloned, Handler, Route};
+use super::inbox::Intake;
+use super::memory::Chats;
+use super::outbox::Sender;
+use super::runtime::{Phase, Runtime, TURNS_AT_ONCE_MAX};
+use crate::coordinator::{Coordinator, CoordinatorOptions, MemoryCoordinator};
+use crate::group::{Limits, MemoryHub};
+use crate::provider::Provider;
+use crate::store::{Feature, Store};
+
+/// Whether messages are journaled before they are acknowledged to the outside (SPEC G).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// No message is lost, doubled or reordered, and no reply that was recorded goes out twice.
+    On,
+    /// A message waits in memory for its turn; the process's death loses it.
+    Off,
+}
+
+/// Which replicas connect a provider that allows one session only (SPEC D1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ProviderSession {
+    /// One elected replica for providers that say they are exclusive, all for the others.
+    #[default]
+    Auto,
+    /// One elected replica for every provider.
+    Leader,
+    /// All replicas.
+    Shared,
+}
+
+/// How a bot shares its chats with its other replicas (SPEC A2).
+#[derive(Clone)]
+pub struct Coordination {
+    coordinator: Arc<dyn Coordinator>,
+    turn_wait: Duration,
+    settle: Duration,
+    provider_session: ProviderSession,
+    provider_down: Duration,
+    durability: Option<Durability>,
+}
+
+impl fmt::Debug for Coordination {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Coordination")
+            .field("replica", self.coordinator.replica())
+            .field("turn_wait", &self.turn_wait)
+            .field("settle", &self.settle)
+            .field("provider_session", &self.provider_session)
+            .field("provider_down", &self.provider_down)
+            .field("durability", &self.durability)
+            .finish()
+    }
+}
+
+impl Coordination {
+    /// Coordination by this coordinator, everything else as by default.
+    pub fn new(coordinator: impl Coordinator) -> Self {
+        Self {
+            coordinator: Arc::new(coordinator),
+            turn_wait: Duration::from_secs(120),
+            settle: Duration::from_secs(60),
+            provider_session: ProviderSession::Auto,
+            provider_down: Duration::from_secs(60),
+            durability: None,
+        }
+    }
+
+    /// How long a message waits for its chat's turn before an error tells (default 2 min).
+    #[must_use]
+    pub fn turn_wait(mut self, turn_wait: Duration) -> Self {
+        self.turn_wait = turn_wait;
+        self
+    }
+
+    /// The longest a step may run (default 1 min); a longer one is stopped and its turn released.
+    #[must_use]
+    pub fn settle(mut self, settle: Duration) -> Self {
+        self.settle = settle;
+        self
+    }
+
+    /// Who connects providers that allow one session only (default `Auto`).
+    #[must_use]
+    pub fn provider_session(mut self, provider_session: ProviderSession) -> Self {
+        self.provider_session = provider_session;
+        self
+    }
+
+    /// How long an elected replica's transport may stay closed before it steps down (1 min).
+    #[must_use]
+    pub fn provider_down(mut self, provider_down: Duration) -> Self {
+        self.provider_down = provider_down;
+        self
+    }
+
+    /// Whether messages are journaled (default: `On` where store and coordinator can).
+    #[must_use]
+    pub fn durability(mut self, durability: Durability) -> Self {
+        self.durability = Some(durability);
+        self
+    }
+}
+
+/// Collects what a bot is made of. See [`Bot`] for a whole example.
+#[must_use = "a bot is made by build()"]
+#[derive(Default)]
+pub struct BotBuilder {
+    providers: Vec<Arc<dyn Provider>>,
+    store: Option<Arc<dyn Store>>,
+    coordination: Option<Coordination>,
+    routes: Vec<(Route, Box<dyn AnyHandler>)>,
+    flows: Vec<AnyFlow>,
+}
+
+impl fmt::Debug for BotBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BotBuilder")
+            .field("routes", &self.routes.iter().map(|(route, _)| route).collect::<Vec<_>>())
+            .finish_non_exhaustive()
+    }
+}
+
+impl BotBuilder {
+    /// Adds a transport. An `Arc` of one is one too.
+    pub fn provider(mut self, provider: impl Provider) -> Self {
+        self.providers.push(Arc::new(provider));
+        self
+    }
+
+    /// What it keeps its data in; a private one in memory where none is given.
+    pub fn store(mut self, store: impl Store) -> Self {
+        self.store = Some(Arc::new(store));
+        self
+    }
+
+    /// Shares its chats with other replicas (SPEC A2). Without it the bot is one process.
+    pub fn coordination(mut self, coordination: Coordination) -> Self {
+        self.coordination = Some(coordination);
+        self
+    }
+
+    /// Adds a flow.
+    pub fn flow<S: State>(mut self, flow: Flow<S>) -> Self {
+        self.flows.push(flow.into_any());
+        self
+    }
+
+    /// Adds a handler: an async function or closure of `&mut Ctx`.
+    pub fn on<F>(mut self, route: impl Into<Route>, handler: F) -> Self
+    where
+        F: Clone + AsyncFnOnce(&mut Ctx) -> Result + for<'a> Handler<'a>,
+    {
+        self.routes.push((route.into(), Box::new(Cloned(handler))));
+        self
+    }
+
+    /// Adds a handler for the command `/name`.
+    pub fn command<F>(self, name: impl Into<String>, handler: F) -> Self
+    where
+        F: Clone + AsyncFnOnce(&mut Ctx) -> Result + for<'a> Handler<'a>,
+    {
+        self.on(Route::command(name), handler)
+    }
+
+    /// Makes the bot, or says everything that is wrong with it.
+    pub async fn build(self) -> Result<Bot, BuildError> {
+        let mut faults = Vec::new();
+        let providers = self.check_providers(&mut faults);
+        let flows = self.check_flows(&mut faults);
+        self.check_routes(&mut faults);
+        let carriers = self.carriers(&mut faults);
+        let Some(carriers) = carriers.filter(|_| faults.is_empty()) else {
+            return Err(BuildError { faults });
+        };
+        if !carriers.store.is_shared() && self.coordination.is_some() {
+            tracing::warn!("the store is not shared: each replica sees data of its own");
+        }
+        if !carriers.store.supports(Feature::CheckpointCas) {
+            tracing::warn!(
+                "the store has no compare-and-set checkpoints: they are fenced locally only"
+            );
+        }
+        let runtime = Runtime {
+            providers,
+            clock: carriers.coordinator.clock(),
+            store: carriers.store,
+            coordinator: carriers.coordinator,
+            routes: self.routes,
+            flows,
+            durable: carriers.durable,
+            fenced_store: carriers.fenced_store,
+            turn_wait: carriers.turn_wait,
+            settle: carriers.settle,
+            events: Emitter::new(),
+            chats: Chats::default(),
+            intake: Intake::new(),
+            sender: Sender::default(),
+            phase: watch::channel(Phase::Open).0,
+            closing: watch::channel(false).0,
+            turns: Arc::new(Semaphore::new(TURNS_AT_ONCE_MAX)),
+            tasks: TaskTracker::new(),
+        };
+        Ok(Bot::new(runtime, carriers.provider_session, carriers.provider_down))
+    }
+
+    fn check_providers(&self, faults: &mut Vec<Fault>) -> BTreeMap<String, Arc<dyn Provider>> {
+        let mut providers: BTreeMap<String, Arc<dyn Provider>> = BTreeMap::new();
+        for provider in &self.providers {
+            let id = provider.id().to_owned();
+            if let Err(error) = crate::types::check_name("a provider's id", &id) {
+                faults.push(Fault::ProviderName { id, why: error.to_string() });
+            } else if providers.insert(id.clone(), provider.clone()).is_some() {
+                faults.push(Fault::ProviderTwice { id });
+            }
+        }
+        if self.providers.is_empty() {
+            faults.push(Fault::NoProvider);
+        }
+        providers
+    }
+
+    fn check_flows(&self, faults: &mut Vec<Fault>) -> HashMap<&'static str, AnyFlow> {
+        let mut flows = HashMap::new();
+        for flow in &self.flows {
+            let name = flow.plan.name;
+            let steps = flow.steps();
+            let mut seen = HashSet::new();
+            if let Some(twice) = steps.iter().find(|step| !seen.insert(**step)) {
+                let why = format!("two steps are named {twice:?}");
+                faults.push(Fault::FlowSteps { flow: name.to_owned(), why });
+            }
+            if steps.is_empty() {
+                let why = "it has no steps".to_owned();
+                faults.push(Fault::FlowSteps { flow: name.to_owned(), why });
+            }
+            if flows.insert(name, flow.clone()).is_some() {
+                faults.push(Fault::FlowTwice { flow: name.to_owned() });
+            }
+        }
+        flows
+    }
+
+    fn check_routes(&self, faults: &mut Vec<Fault>) {
+        let mut seen = HashSet::new();
+        for (route, _) in &self.routes {
+            if !seen.insert(route) {
+                faults.push(Fault::RouteTwice { route: route.to_string() });
+            }
+        }
+    }
+
+    /// Who coordinates and who stores; `None` where a fault says why not.
+    fn carriers(&self, faults: &mut Vec<Fault>) -> Option<Carriers> {
+        let carriers = match &self.coordination {
+            Some(coordination) => self.shared_carriers(coordination, faults)?,
+            None => Carriers::private(self.store.clone()),
+        };
+        let keeps = carriers.store.supports(Feature::Durability);
+        for provider in self.providers.iter().filter(|p| p.capabilities().listed > 0 && !keeps) {
+            faults.push(Fault::NotListed { id: provider.id().to_owned() });
+        }
+        Some(carriers)
+    }
+
+    fn shared_carriers(
+        &self,
+        coordination: &Coordination,
+        faults: &mut Vec<Fault>,
+    ) -> Option<Carriers> {
+        for (option, given) in
+            [("turn_wait", coordination.turn_wait), ("settle", coordination.settle)]
+        {
+            if given.is_zero() {
+                let allowed = "give it a time above zero";
+                faults.push(Fault::Option { option, given: format!("{given:?}"), allowed });
+            }
+        }
+        let Some(store) = self.store.clone() else {
+            faults.push(Fault::NoStore);
+            return None;
+        };
+        let coordinator = coordination.coordinator.clone();
+        if coordinator.prefix() != store.prefix() {
+            faults.push(Fault::PrefixesDiffer {
+                coordinator: coordinator.prefix().to_string(),
+                store: store.prefix().to_string(),
+            });
+        }
+        let stores = store.supports(Feature::Durability) && store.supports(Feature::AtomicCommit);
+        let can = stores && coordinator.journals();
+        if coordination.durability == Some(Durability::On) && !can {
+            let lacking = if stores { "the coordinator" } else { "the store" };
+            faults.push(Fault::NotDurable { lacking });
+        }
+        Some(Carriers {
+            durable: can && coordination.durability != Some(Durability::Off),
+            fenced_store: store.supports(Feature::AtomicCommit),
+            store,
+            coordinator,
+            turn_wait: coordination.turn_wait,
+            settle: coordination.settle,
+            provider_session: coordination.provider_session,
+            provider_down: coordination.provider_down,
+        })
+    }
+}
+
+/// Chats a private hub remembers the last holder of; past it the least recently used forget what
+/// conversation they had in memory.
+const PRIVATE_CHATS_MAX: u32 = 1_000_000;
+
+impl Carriers {
+    /// One process (SPEC A1): turns by a hub of its own. It is durable in the sense that one commit
+    /// ends a turn, though nothing survives the process. A store of the user's own cannot judge
+    /// that hub's fences; it is written under the local check and compare-and-set alone.
+    fn private(store: Option<Arc<dyn Store>>) -> Self {
+        let limits = Limits { idle_keys_max: PRIVATE_CHATS_MAX, ..Limits::default() };
+        let hub = MemoryHub::with_limits(limits);
+        let prefix = store.as_ref().map_or_else(MemoryHub::default_prefix, |s| s.prefix().clone());
+        let own = store.is_none();
+        let store = store.unwrap_or_else(|| Arc::new(hub.store(prefix.clone())));
+        let options = CoordinatorOptions::default();
+        Self {
+            coordinator: Arc::new(MemoryCoordinator::with(&hub, prefix, options)),
+            store,
+            durable: own,
+            fenced_store: own,
+            turn_wait: Duration::from_secs(120),
+            settle: Duration::from_secs(60),
+            provider_session: ProviderSession::Shared,
+            provider_down: Duration::from_secs(60),
+        }
+    }
+}
+
+/// Who carries the bot.
+pub(super) struct Carriers {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) coordinator: Arc<dyn Coordinator>,
+    pub(super) durable: bool,
+    pub(super) fenced_store: bool,
+    pub(super) turn_wait: Duration,
+    pub(super) settle: Duration,
+    pub(super) provider_session: ProviderSession,
+    pub(super) provider_down: Duration,
+}

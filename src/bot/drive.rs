@@ -1,0 +1,130 @@
+//! Runs a handler or a step until it ends, waits for an answer, or has to be cut.
+
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use super::runtime::{Phase, Runtime};
+use super::scope::Scope;
+use crate::coordinator::LostReason;
+use crate::store::CommitError;
+
+/// What is said in a longer step leaves after this much of it.
+const FLUSH_AFTER: Duration = Duration::from_millis(100);
+
+/// How a run went.
+pub(crate) enum Driven<T> {
+    /// It returned.
+    Done(T),
+    /// It waits for an answer.
+    Waits,
+    /// It was cut, or has to be dropped: the turn is lost.
+    Cut(LostReason),
+    /// It panicked.
+    Panicked(String),
+}
+
+type Step<'a, T> = Pin<&'a mut (dyn Future<Output = T> + Send)>;
+type Flush = Pin<Box<dyn Future<Output = Result<(), LostReason>> + Send>>;
+
+/// Polls once, panics caught.
+fn poll<T>(
+    step: &mut Step<'_, T>,
+    waits: &dyn Fn() -> bool,
+    cx: &mut Context<'_>,
+) -> Poll<Driven<T>> {
+    // A step that panicked is dropped, so nobody sees what it left half done.
+    match std::panic::catch_unwind(AssertUnwindSafe(|| step.as_mut().poll(cx))) {
+        Ok(Poll::Ready(value)) => Poll::Ready(Driven::Done(value)),
+        Ok(Poll::Pending) if waits() => Poll::Ready(Driven::Waits),
+        Ok(Poll::Pending) => Poll::Pending,
+        Err(panic) => {
+            let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+            let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+            Poll::Ready(Driven::Panicked(text.unwrap_or_else(|| "a panic without text".into())))
+        }
+    }
+}
+
+/// See the module. The caller drops the future after anything but `Waits`.
+pub(crate) async fn drive<T>(
+    runtime: &Arc<Runtime>,
+    scope: &Arc<Scope>,
+    mut step: Step<'_, T>,
+    waits: impl Fn() -> bool + Send + Sync,
+) -> Driven<T> {
+    scope.step_started();
+    // Most are done at the first poll; only the others need timers.
+    let first = std::future::poll_fn(|cx| Poll::Ready(poll(&mut step, &waits, cx))).await;
+    if let Poll::Ready(driven) = first {
+        return driven;
+    }
+    let lost = scope.turn().lost();
+    let cutting = runtime.reached(Phase::Cutting);
+    tokio::pin!(lost, cutting);
+    let mut flush: Option<Flush> = None;
+    let mut flush_at = runtime.clock.now() + FLUSH_AFTER;
+    let driven = loop {
+        let settle_at = scope.step_started_at() + runtime.settle;
+        tokio::select! {
+            biased;
+            reason = &mut lost => break Driven::Cut(reason),
+            () = &mut cutting => break Driven::Cut(LostReason::SteppedDown),
+            driven = std::future::poll_fn(|cx| poll(&mut step, &waits, cx)) => break driven,
+            flushed = flushing(&mut flush) => {
+                flush = None;
+                if let Err(reason) = flushed {
+                    break Driven::Cut(reason);
+                }
+            }
+            () = runtime.clock.sleep_until(settle_at.min(flush_at)) => {
+                let now = runtime.clock.now();
+                if now >= scope.step_started_at() + runtime.settle {
+                    break Driven::Cut(LostReason::Settled);
+                }
+                if now >= flush_at {
+                    flush_at = now + FLUSH_AFTER;
+                    if flush.is_none() && scope.has_said() {
+                        flush = Some(Box::pin(scope.clone().flush()));
+                    }
+                }
+            }
+        }
+    };
+    match (&driven, flush) {
+        (Driven::Cut(_), _) | (_, None) => driven,
+        // What an early commit is about to write comes before what the last one will.
+        (_, Some(flush)) => match flush.await {
+            Ok(()) => driven,
+            Err(reason) => Driven::Cut(reason),
+        },
+    }
+}
+
+async fn flushing(flush: &mut Option<Flush>) -> Result<(), LostReason> {
+    match flush {
+        Some(flush) => flush.await,
+        None => std::future::pending().await,
+    }
+}
+
+impl Scope {
+    /// Commits what was said so far. What was certainly or possibly not written is put back: an id
+    /// the outbox knows is passed over.
+    async fn flush(self: Arc<Self>) -> Result<(), LostReason> {
+        let said = self.take_said();
+        match self.commit_said(&said).await {
+            Ok(_) => Ok(()),
+            Err(CommitError::Fenced { .. } | CommitError::Superseded { .. }) => {
+                Err(self.check().err().unwrap_or(LostReason::Superseded))
+            }
+            Err(error) => {
+                tracing::warn!(chat = %self.chat(), %error, "replies are not committed yet");
+                self.put_back(said);
+                Ok(())
+            }
+        }
+    }
+}

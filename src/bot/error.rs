@@ -1,0 +1,376 @@
+//! What goes wrong in a bot, typed by what its author can do about it.
+
+use std::sync::Arc;
+
+use crate::coordinator::{CoordinationError, LostReason};
+use crate::provider::SendError;
+use crate::store::{CommitError, StoreError};
+
+/// Any error: what handlers and steps may fail with.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// What handlers and steps return; `?` takes any error.
+pub type Result<T = (), E = BoxError> = std::result::Result<T, E>;
+
+/// An error that events hand to several listeners.
+pub type SharedError = Arc<dyn std::error::Error + Send + Sync>;
+
+/// Why a reply was not taken.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReplyError {
+    /// The turn is lost: another replica may answer this chat now.
+    #[error("the turn for this chat is lost ({reason:?}); stop working on this message")]
+    LeaseLost {
+        /// Why.
+        reason: LostReason,
+    },
+    /// No provider of this bot serves the channel.
+    #[error("no provider named {channel:?}; add it with Bot::builder().provider(..)")]
+    NoProvider {
+        /// The channel.
+        channel: String,
+    },
+    /// The text is longer than one row may be.
+    #[error("the reply has {bytes} bytes, at most {max} fit; split it or send a link")]
+    TooLarge {
+        /// Its size.
+        bytes: usize,
+        /// The bound.
+        max: usize,
+    },
+    /// The provider did not send it (only without durability; with it the outbox sends later).
+    #[error(transparent)]
+    Provider(#[from] SendError),
+    /// The store did not take it (only without durability, for listed replies).
+    #[error(transparent)]
+    Store(#[from] CommitError),
+}
+
+impl ReplyError {
+    /// Whether the same call may succeed later under the same turn.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Provider(SendError::RateLimited { .. } | SendError::Transport { .. }) => true,
+            Self::Store(error) => error.is_retryable(),
+            _ => false,
+        }
+    }
+}
+
+/// Why a conversation's call failed. Once it was interrupted, every later call fails alike: the
+/// runtime records why it stopped and never asks the step's own error.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConvoError {
+    /// The chat's turn is lost; another replica continues from the checkpoint.
+    #[error("the turn for this chat is lost ({reason:?}); return, its new holder continues")]
+    LeaseLost {
+        /// Why.
+        reason: LostReason,
+    },
+    /// The user cancelled.
+    #[error("the conversation was cancelled")]
+    Cancelled,
+    /// Something was said that could not be sent.
+    #[error(transparent)]
+    Send(ReplyError),
+}
+
+impl ConvoError {
+    /// Whether the same call may succeed later.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Send(error) if error.is_retryable())
+    }
+}
+
+impl From<ReplyError> for ConvoError {
+    fn from(error: ReplyError) -> Self {
+        match error {
+            ReplyError::LeaseLost { reason } => Self::LeaseLost { reason },
+            error => Self::Send(error),
+        }
+    }
+}
+
+/// Why a conversation was not entered.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum EnterError {
+    /// No such flow was registered.
+    #[error("this bot has no flow {flow:?}; add it with Bot::builder().flow(..)")]
+    UnknownFlow {
+        /// Its name.
+        flow: String,
+    },
+    /// The handler entered a flow already; a chat has one conversation at a time.
+    #[error("this handler has entered the flow {entered:?} already; a chat is in one at a time")]
+    AlreadyEntered {
+        /// The first one's name.
+        entered: String,
+    },
+    /// The flow was registered with another state type under the same name.
+    #[error("the flow {flow:?} was registered with another state type; give each its own name")]
+    OtherState {
+        /// Its name.
+        flow: String,
+    },
+    /// The state does not serialise.
+    #[error("the state of flow {flow:?} does not serialise: {why}")]
+    State {
+        /// Its name.
+        flow: String,
+        /// Why.
+        why: String,
+    },
+    /// The group did not take it (from a [`super::BotHandle`]).
+    #[error(transparent)]
+    Store(#[from] CommitError),
+}
+
+/// Why a user's state was not read or written.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum UserError {
+    /// Reading failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Writing failed.
+    #[error(transparent)]
+    Commit(#[from] CommitError),
+    /// The state does not serialise.
+    #[error("the state of user {user} does not serialise: {why}")]
+    Unserialisable {
+        /// Whose.
+        user: String,
+        /// Why.
+        why: String,
+    },
+    /// Others kept writing in between.
+    #[error("user {user}: {tries} writes in a row were overtaken; try again")]
+    Contended {
+        /// Whose.
+        user: String,
+        /// How often it was tried.
+        tries: u32,
+    },
+}
+
+/// What the `Error` event reports: nothing here stops the bot.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum RuntimeError {
+    /// A turn, a session or a commit of the group did not come.
+    #[error(transparent)]
+    Coordination(#[from] CoordinationError),
+    /// A handler returned an error; with durability its message is tried again.
+    #[error("handler {route} failed for {chat} (attempt {attempt}): {source}")]
+    Handler {
+        /// The chat.
+        chat: String,
+        /// The handler's route.
+        route: String,
+        /// Which attempt, from 1.
+        attempt: u32,
+        /// What it returned.
+        source: SharedError,
+    },
+    /// A step returned an error; with durability its message is tried again.
+    #[error("step {step} of flow {flow} failed for {chat} (attempt {attempt}): {source}")]
+    Step {
+        /// The chat.
+        chat: String,
+        /// The flow.
+        flow: String,
+        /// The step.
+        step: String,
+        /// Which attempt, from 1.
+        attempt: u32,
+        /// What it returned.
+        source: SharedError,
+    },
+    /// A handler or a step panicked.
+    #[error("{place} panicked for {chat} (attempt {attempt}): {what}")]
+    Panicked {
+        /// The chat.
+        chat: String,
+        /// `handler …` or `step … of flow …`.
+        place: String,
+        /// Which attempt, from 1.
+        attempt: u32,
+        /// The panic's message.
+        what: String,
+    },
+    /// A journaled message does not decode.
+    #[error("message {id} of {chat} does not decode: {why}")]
+    Message {
+        /// The chat.
+        chat: String,
+        /// The message's id.
+        id: String,
+        /// Why.
+        why: String,
+    },
+    /// The chat's data could not be read; the message is tried again.
+    #[error("{chat}: {source}")]
+    Store {
+        /// The chat.
+        chat: String,
+        /// Why.
+        source: StoreError,
+    },
+    /// What a turn did could not be written; the message is tried again.
+    #[error("{chat}: {source}")]
+    Commit {
+        /// The chat.
+        chat: String,
+        /// Why.
+        source: CommitError,
+    },
+    /// A checkpoint could not be continued from; the message was routed as a new one.
+    #[error("{chat}: the checkpoint of flow {flow} was dropped: {why}")]
+    Checkpoint {
+        /// The chat.
+        chat: String,
+        /// The flow.
+        flow: String,
+        /// Why.
+        why: String,
+    },
+    /// A flow could not be entered.
+    #[error("{chat}: {source}")]
+    Enter {
+        /// The chat.
+        chat: String,
+        /// Why.
+        source: EnterError,
+    },
+    /// A reply could not be sent and will not be tried again.
+    #[error("reply {id} to {chat} was not sent: {source}")]
+    Send {
+        /// The chat.
+        chat: String,
+        /// The reply's id.
+        id: String,
+        /// Why.
+        source: ReplyError,
+    },
+    /// A provider ended.
+    #[error("provider {provider} ended: {why}")]
+    Provider {
+        /// Its id.
+        provider: String,
+        /// Why.
+        why: String,
+    },
+}
+
+/// What is wrong with how a bot was put together: every fault at once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BuildError {
+    /// Each fault, in the order of the builder's calls.
+    pub faults: Vec<Fault>,
+}
+
+impl std::fmt::Display for BuildError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the bot cannot be built:")?;
+        for fault in &self.faults {
+            write!(f, "\n- {fault}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for BuildError {}
+
+/// One fault of a bot's construction.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Fault {
+    /// No provider.
+    #[error("it has no provider; add one with .provider(..)")]
+    NoProvider,
+    /// Two providers of one id.
+    #[error("two providers are named {id:?}; give each its own name")]
+    ProviderTwice {
+        /// The id.
+        id: String,
+    },
+    /// A provider's id is not usable as a channel.
+    #[error("provider {id:?}: {why}")]
+    ProviderName {
+        /// The id.
+        id: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// Two flows of one name.
+    #[error("two flows are named {flow:?}; give each its own name")]
+    FlowTwice {
+        /// The name.
+        flow: String,
+    },
+    /// A flow has no steps, or two of one name.
+    #[error("flow {flow:?}: {why}")]
+    FlowSteps {
+        /// The name.
+        flow: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// Two handlers for exactly the same route.
+    #[error("two handlers for {route}; the second would never run")]
+    RouteTwice {
+        /// The route.
+        route: String,
+    },
+    /// An option is out of its range.
+    #[error("{option} is {given}; {allowed}")]
+    Option {
+        /// Its name.
+        option: &'static str,
+        /// What was given.
+        given: String,
+        /// What is allowed.
+        allowed: &'static str,
+    },
+    /// Durability was asked for where it cannot be had.
+    #[error(
+        "durability is on, but {lacking} cannot journal; use a store of a group, \
+             or Durability::Off"
+    )]
+    NotDurable {
+        /// `the store` or `the coordinator`.
+        lacking: &'static str,
+    },
+    /// The coordinator's store has to be given too.
+    #[error("coordination is on, but there is no store; give .store(..) the one they share")]
+    NoStore,
+    /// Coordinator and store have different prefixes.
+    #[error("the coordinator's prefix is {coordinator:?}, the store's {store:?}; use one")]
+    PrefixesDiffer {
+        /// The coordinator's.
+        coordinator: String,
+        /// The store's.
+        store: String,
+    },
+    /// A provider lists its replies in a store that keeps none.
+    #[error("provider {id:?} lists its replies in the store, and this store keeps none")]
+    NotListed {
+        /// The provider.
+        id: String,
+    },
+}
+
+/// Why a bot did not start or stop cleanly.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum BotError {
+    /// It was started before.
+    #[error("the bot was started before; build another one")]
+    Started,
+    /// The coordinator failed.
+    #[error(transparent)]
+    Coordination(#[from] CoordinationError),
+}

@@ -1,0 +1,236 @@
+//! How messages come in.
+//!
+//! With durability: messages gather while one admission is under way and go as the next (DESIGN 1);
+//! `deliver` answers after the commit. One admission at a time keeps each chat's order of arrival.
+//! Without: each message takes its ticket in order of arrival, then waits for its turn in memory.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, oneshot};
+
+use super::runtime::{Phase, Runtime};
+use super::turns;
+use crate::coordinator::{Admission, Admit};
+use crate::provider::{DeliverError, Delivered, Inbox};
+use crate::types::{Message, VALUE_BYTES_MAX};
+
+/// Deliveries waiting for their admission.
+const WAITING_MAX: usize = 4096;
+/// Messages of one admission.
+const BATCH_MESSAGES_MAX: usize = 512;
+/// Bytes of one admission.
+const BATCH_BYTES_MAX: usize = 2 * VALUE_BYTES_MAX;
+/// Message ids a bot without durability remembers, to handle each once.
+const SEEN_MAX: usize = 100_000;
+/// Kinds of message only the bot itself makes (SPEC G5).
+pub(crate) const KIND_POST: &str = "botmesh.post";
+/// See [`KIND_POST`].
+pub(crate) const KIND_ENTER: &str = "botmesh.enter";
+
+struct Waiting {
+    messages: Vec<Admit>,
+    answer: oneshot::Sender<Result<Vec<Delivered>, DeliverError>>,
+}
+
+/// The way in.
+pub(crate) struct Intake {
+    sender: mpsc::Sender<Waiting>,
+    // Taken once, by the task that admits.
+    receiver: Mutex<Option<mpsc::Receiver<Waiting>>>,
+    // Without durability only.
+    seen: Mutex<Seen>,
+}
+
+#[derive(Default)]
+struct Seen {
+    ids: HashSet<(String, String)>,
+    order: VecDeque<(String, String)>,
+}
+
+impl Seen {
+    /// Whether this id is new; remembers it.
+    fn is_new(&mut self, message: &Message) -> bool {
+        let id = (message.chat.channel.clone(), message.id.clone());
+        if !self.ids.insert(id.clone()) {
+            return false;
+        }
+        self.order.push_back(id);
+        if self.order.len() > SEEN_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.ids.remove(&oldest);
+        }
+        true
+    }
+
+    fn forget(&mut self, message: &Message) {
+        // It stays in `order`, where a later eviction of it removes nothing.
+        self.ids.remove(&(message.chat.channel.clone(), message.id.clone()));
+    }
+}
+
+impl Intake {
+    pub(crate) fn new() -> Self {
+        let (sender, receiver) = mpsc::channel(WAITING_MAX);
+        Self { sender, receiver: Mutex::new(Some(receiver)), seen: Mutex::default() }
+    }
+}
+
+/// A message as it is journaled.
+pub(crate) fn admit(message: &Message) -> Result<Admit, DeliverError> {
+    let invalid = |why: String| DeliverError::Invalid { id: message.id.clone(), why };
+    message.chat.check().map_err(|error| invalid(error.to_string()))?;
+    crate::types::check_key("message id", &message.id).map_err(|e| invalid(e.to_string()))?;
+    let body = serde_json::to_vec(message).map_err(|error| invalid(error.to_string()))?;
+    if body.len() > VALUE_BYTES_MAX {
+        return Err(invalid(format!("{} bytes, at most {VALUE_BYTES_MAX} fit", body.len())));
+    }
+    Ok(Admit {
+        id: message.id.clone(),
+        channel: message.chat.channel.clone(),
+        chat: message.chat.to_string(),
+        body,
+    })
+}
+
+fn unavailable(why: impl Into<String>) -> DeliverError {
+    DeliverError::Unavailable { why: why.into(), retry_after: Duration::from_secs(1) }
+}
+
+/// What providers deliver to.
+pub(crate) struct BotInbox {
+    pub(crate) runtime: Arc<Runtime>,
+}
+
+#[async_trait]
+impl Inbox for BotInbox {
+    async fn deliver(&self, messages: Vec<Message>) -> Result<Vec<Delivered>, DeliverError> {
+        if self.runtime.phase() > Phase::Open {
+            return Err(unavailable("this replica is stopping; ask another"));
+        }
+        for message in &messages {
+            if message.kind == KIND_POST || message.kind == KIND_ENTER {
+                let why = format!("the kind {:?} is the bot's own", message.kind);
+                return Err(DeliverError::Invalid { id: message.id.clone(), why });
+            }
+        }
+        let admits = messages.iter().map(admit).collect::<Result<Vec<_>, _>>()?;
+        if !self.runtime.durable {
+            return self.deliver_in_memory(messages).await;
+        }
+        let (answer, answered) = oneshot::channel();
+        let intake = &self.runtime.intake.sender;
+        intake
+            .try_send(Waiting { messages: admits, answer })
+            .map_err(|_| unavailable(format!("{WAITING_MAX} deliveries wait already")))?;
+        // The task drops an answer only where it ends: nothing of it was admitted then.
+        answered.await.unwrap_or_else(|_| Err(unavailable("this replica is stopping")))
+    }
+}
+
+impl BotInbox {
+    async fn deliver_in_memory(
+        &self,
+        messages: Vec<Message>,
+    ) -> Result<Vec<Delivered>, DeliverError> {
+        let mut delivered = Vec::with_capacity(messages.len());
+        for message in messages {
+            let new = self.runtime.intake.seen.lock().is_new(&message);
+            delivered.push(Delivered { duplicate: !new });
+            if !new {
+                continue;
+            }
+            match self.runtime.coordinator.take_ticket(&message.chat).await {
+                Ok(ticket) => {
+                    let runtime = self.runtime.clone();
+                    let work = turns::ticketed(runtime, ticket, message);
+                    self.runtime.tasks.spawn(work);
+                }
+                Err(error) => {
+                    self.runtime.intake.seen.lock().forget(&message);
+                    return Err(unavailable(error.to_string()));
+                }
+            }
+        }
+        Ok(delivered)
+    }
+}
+
+/// Admits what gathers, until the bot closes.
+pub(crate) async fn admitting(runtime: Arc<Runtime>) {
+    let Some(mut waiting) = runtime.intake.receiver.lock().take() else { return };
+    let closing = runtime.reached(Phase::Closing);
+    tokio::pin!(closing);
+    let mut left_over = None;
+    loop {
+        let first = match left_over.take() {
+            Some(first) => first,
+            None => tokio::select! {
+                biased;
+                first = waiting.recv() => match first { Some(first) => first, None => return },
+                () = &mut closing => return,
+            },
+        };
+        let (batch, rest) = gather(first, &mut waiting);
+        left_over = rest;
+        admit_batch(&runtime, batch).await;
+    }
+}
+
+/// What goes with `first` into one admission, and what did not fit.
+fn gather(
+    first: Waiting,
+    waiting: &mut mpsc::Receiver<Waiting>,
+) -> (Vec<Waiting>, Option<Waiting>) {
+    let size = |w: &Waiting| w.messages.iter().map(|m| m.body.len()).sum::<usize>();
+    let (mut count, mut bytes) = (first.messages.len(), size(&first));
+    let mut batch = vec![first];
+    while let Ok(next) = waiting.try_recv() {
+        count += next.messages.len();
+        bytes += size(&next);
+        if count > BATCH_MESSAGES_MAX || bytes > BATCH_BYTES_MAX {
+            return (batch, Some(next));
+        }
+        batch.push(next);
+    }
+    (batch, None)
+}
+
+async fn admit_batch(runtime: &Runtime, mut batch: Vec<Waiting>) {
+    let counts: Vec<usize> = batch.iter().map(|waiting| waiting.messages.len()).collect();
+    let messages = batch.iter_mut().flat_map(|w| std::mem::take(&mut w.messages)).collect();
+    // Not repeated here when the outcome is unknown: the same id coming again would be told that it
+    // is a duplicate, and that is never the answer to a first delivery (SPEC N5).
+    let mut answers = match runtime.coordinator.admit(messages).await {
+        Ok(admissions) => admissions.into_iter(),
+        Err(error) => {
+            tracing::debug!(%error, "messages were not admitted");
+            for waiting in batch {
+                // The caller may have gone.
+                let _ = waiting.answer.send(Err(unavailable(error.to_string())));
+            }
+            return;
+        }
+    };
+    for (waiting, count) in batch.into_iter().zip(counts) {
+        let mine = answers.by_ref().take(count).map(delivered).collect();
+        let _ = waiting.answer.send(mine);
+    }
+}
+
+fn delivered(admission: Admission) -> Result<Delivered, DeliverError> {
+    match admission {
+        Admission::Fresh { .. } => Ok(Delivered { duplicate: false }),
+        Admission::Duplicate { same_body } => {
+            if !same_body {
+                tracing::warn!("a message id came again with another body; it was not handled");
+            }
+            Ok(Delivered { duplicate: true })
+        }
+        Admission::Full(limit) => Err(unavailable(format!("the bound {limit:?} is met"))),
+    }
+}

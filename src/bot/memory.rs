@@ -1,0 +1,91 @@
+//! Conversations that wait in this process's memory.
+//!
+//! Invariant: whoever works on a chat holds its slot from before it looks until after it put back
+//! what it leaves; so the next turn of the chat, granted by the very commit that ended this one,
+//! never finds the slot empty for being early.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::OwnedMutexGuard;
+
+use super::conversation::core::Core;
+use super::conversation::{AnyFlow, Running};
+use crate::types::{ChatKey, Revision};
+
+/// A conversation that waits for its next message.
+pub(crate) struct Live {
+    pub(crate) flow: AnyFlow,
+    pub(crate) core: Arc<Core>,
+    pub(crate) running: Running,
+    /// The checkpoint that matches it; `None` = it has none.
+    pub(crate) revision: Option<Revision>,
+}
+
+type Slot = Arc<tokio::sync::Mutex<Option<Live>>>;
+
+/// All of them.
+#[derive(Default)]
+pub(crate) struct Chats {
+    // Guards the map only; a slot has a lock of its own, held for a whole turn.
+    slots: Arc<Mutex<HashMap<ChatKey, Slot>>>,
+}
+
+/// A chat's slot, held.
+pub(crate) struct Held {
+    chat: ChatKey,
+    slots: Arc<Mutex<HashMap<ChatKey, Slot>>>,
+    // `None` only while it is dropped.
+    guard: Option<OwnedMutexGuard<Option<Live>>>,
+}
+
+impl Chats {
+    /// The chat's slot, once nobody else holds it.
+    pub(crate) async fn hold(&self, chat: &ChatKey) -> Held {
+        let slot = self.slots.lock().entry(chat.clone()).or_default().clone();
+        let guard = slot.lock_owned().await;
+        Held { chat: chat.clone(), slots: self.slots.clone(), guard: Some(guard) }
+    }
+
+    /// How many chats are known here: conversations that wait, and turns at work.
+    pub(crate) fn len(&self) -> usize {
+        self.slots.lock().len()
+    }
+
+    /// Cuts every conversation that waits and is not being worked on.
+    pub(crate) fn clear(&self) {
+        let slots: Vec<Slot> = self.slots.lock().values().cloned().collect();
+        for slot in slots {
+            if let Ok(mut live) = slot.try_lock() {
+                *live = None;
+            }
+        }
+        self.slots.lock().retain(|_, slot| Arc::strong_count(slot) > 1);
+    }
+}
+
+impl Held {
+    pub(crate) fn take(&mut self) -> Option<Live> {
+        self.guard.as_mut().and_then(|live| live.take())
+    }
+
+    pub(crate) fn put(&mut self, live: Live) {
+        if let Some(guard) = &mut self.guard {
+            **guard = Some(live);
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let Some(guard) = self.guard.take() else { return };
+        let empty = guard.is_none();
+        let mut slots = self.slots.lock();
+        // One count is the map's, one is the guard's; more means that somebody waits for it.
+        let alone = slots.get(&self.chat).is_some_and(|slot| Arc::strong_count(slot) == 2);
+        if empty && alone {
+            slots.remove(&self.chat);
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! How replies go out.
+//!
+//! The outbox of a room is replicated; whichever replica owns it sends its entries in order and
+//! records how far it came. One task a room that has something to send; the group's `OutboxReady`
+//! starts it. An entry is recorded as sent only after the provider took it, so after a crash the one
+//! in flight is sent again under the same id (SPEC G3, `Resend`).
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+
+use super::error::{ReplyError, RuntimeError};
+use super::events::Event;
+use super::runtime::{Phase, Runtime};
+use crate::provider::{Body, Delivery, Provider, SendError};
+use crate::store::{OutboxEntry, Outgoing};
+use crate::types::{ChatKey, Fence, Incarnation};
+
+/// Tries of a send made at once, without an outbox.
+pub(crate) const DIRECT_TRIES_MAX: u32 = 8;
+/// Entries read at once.
+const PAGE: usize = 64;
+/// Rooms sent to at once.
+const ROOMS_AT_ONCE_MAX: usize = 1024;
+/// Longest wait between two tries.
+const BACK_OFF_MAX: Duration = Duration::from_secs(5);
+
+/// How long to wait before the next try.
+pub(crate) fn back_off(attempt: u32) -> Duration {
+    BACK_OFF_MAX.min(Duration::from_millis(50) * 2_u32.saturating_pow(attempt.min(10)))
+}
+
+/// A reply as a provider is given it.
+pub(crate) fn delivery(
+    chat: &ChatKey,
+    send: &Outgoing,
+    fence: Fence,
+    runtime: &Runtime,
+) -> Delivery {
+    Delivery {
+        id: send.id.clone(),
+        chat: chat.clone(),
+        in_reply_to: send.in_reply_to.clone(),
+        text: Body::decode(&send.body).text,
+        fence,
+        turn_seq: send.turn_seq,
+        deadline: runtime.store.deadline(),
+    }
+}
+
+/// The rooms being sent to.
+pub(crate) struct Sender {
+    // Room → whether it became ready again since its task last looked.
+    rooms: Mutex<HashMap<String, bool>>,
+    at_once: Arc<Semaphore>,
+}
+
+impl Default for Sender {
+    fn default() -> Self {
+        Self { rooms: Mutex::default(), at_once: Arc::new(Semaphore::new(ROOMS_AT_ONCE_MAX)) }
+    }
+}
+
+impl Sender {
+    /// The room has something to send.
+    pub(crate) fn ready(runtime: &Arc<Runtime>, room: String) {
+        if let Some(again) = runtime.sender.rooms.lock().insert(room.clone(), true) {
+            let _ = again; // A task is at it and will look again.
+            return;
+        }
+        let task = sending(runtime.clone(), room);
+        runtime.tasks.spawn(task);
+    }
+
+    /// The task is about to look: what becomes ready after this makes it look again.
+    fn looking(&self, room: &str) {
+        if let Some(again) = self.rooms.lock().get_mut(room) {
+            *again = false;
+        }
+    }
+
+    /// Ends the room's task unless the room became ready again.
+    fn done(&self, room: &str) -> bool {
+        let mut rooms = self.rooms.lock();
+        if rooms.get(room).copied().unwrap_or(false) {
+            return false;
+        }
+        rooms.remove(room);
+        true
+    }
+}
+
+/// How a pass over a room's outbox ended.
+enum Pass {
+    /// Nothing is left to send.
+    Empty,
+    /// Try again after this.
+    Wait(Duration),
+    /// Not ours, or no session, or stopping.
+    GiveUp,
+}
+
+async fn sending(runtime: Arc<Runtime>, room: String) {
+    let closing = runtime.reached(Phase::Closing);
+    tokio::pin!(closing);
+    let mut attempt = 0;
+    loop {
+        runtime.sender.looking(&room);
+        let pass = {
+            // The semaphore is never closed.
+            let _permit = runtime.sender.at_once.clone().acquire_owned().await.ok();
+            pass(&runtime, &room, &mut attempt).await
+        };
+        match pass {
+            Pass::Wait(wait) => {
+                let until = runtime.clock.now() + wait;
+                tokio::select! {
+                    () = runtime.clock.sleep_until(until) => {}
+                    () = &mut closing => {
+                        runtime.sender.rooms.lock().remove(&room);
+                        return;
+                    }
+                }
+            }
+            Pass::GiveUp => {
+                runtime.sender.rooms.lock().remove(&room);
+                return;
+            }
+            Pass::Empty => {
+                if runtime.sender.done(&room) {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Sends what the outbox holds, in order, and records how far it came.
+async fn pass(runtime: &Arc<Runtime>, room: &str, attempt: &mut u32) -> Pass {
+    let Ok(chat) = room.parse::<ChatKey>() else { return Pass::GiveUp };
+    let Some(provider) = runtime.providers.get(&chat.channel).cloned() else {
+        return Pass::GiveUp;
+    };
+    let Some(me) = runtime.coordinator.incarnation() else { return Pass::GiveUp };
+    let mut after = 0;
+    loop {
+        let page = match runtime.store.outbox(room, after, PAGE).await {
+            Ok(page) => page,
+            Err(error) => {
+                tracing::warn!(%room, %error, "the outbox cannot be read");
+                return Pass::Wait(next_wait(attempt));
+            }
+        };
+        let Some(last) = page.last() else { return Pass::Empty };
+        after = last.number;
+        let mut sent = None;
+        let mut wait = None;
+        for entry in page.iter().filter(|entry| entry.unsent) {
+            match send(runtime, provider.as_ref(), &chat, entry, me).await {
+                Sent::Yes => (sent, *attempt) = (Some(entry.number), 0),
+                Sent::Later(retry_after) => {
+                    wait = Some(retry_after.unwrap_or_else(|| next_wait(attempt)));
+                    break;
+                }
+                Sent::Lost => return Pass::GiveUp,
+            }
+        }
+        if let Some(up_to) = sent
+            && let Some(pass) = mark(runtime, room, up_to, me).await
+        {
+            return pass;
+        }
+        if let Some(wait) = wait {
+            return Pass::Wait(wait);
+        }
+    }
+}
+
+fn next_wait(attempt: &mut u32) -> Duration {
+    *attempt = attempt.saturating_add(1);
+    back_off(*attempt)
+}
+
+/// Records that the room was sent up to there; an end of the pass where that is refused.
+async fn mark(runtime: &Runtime, room: &str, up_to: u64, me: Incarnation) -> Option<Pass> {
+    for attempt in 0.. {
+        match runtime.store.mark_sent(room, up_to, me).await {
+            Ok(true) => return None,
+            Ok(false) => return Some(Pass::GiveUp),
+            // Recording it twice is harmless.
+            Err(error) if runtime.coordinator.incarnation() == Some(me) => {
+                tracing::warn!(%room, %error, "what was sent is not recorded yet");
+                let until = runtime.clock.now() + back_off(attempt);
+                tokio::select! {
+                    () = runtime.clock.sleep_until(until) => {}
+                    () = runtime.reached(Phase::Cutting) => return Some(Pass::GiveUp),
+                }
+            }
+            Err(_) => return Some(Pass::GiveUp),
+        }
+    }
+    None
+}
+
+enum Sent {
+    Yes,
+    Later(Option<Duration>),
+    Lost,
+}
+
+async fn send(
+    runtime: &Arc<Runtime>,
+    provider: &dyn Provider,
+    chat: &ChatKey,
+    entry: &OutboxEntry,
+    me: Incarnation,
+) -> Sent {
+    // Asked at every act: a session that was given up sends nothing more.
+    if runtime.coordinator.incarnation() != Some(me) || runtime.phase() >= Phase::Cutting {
+        return Sent::Lost;
+    }
+    let body = Body::decode(&entry.body);
+    let delivery = Delivery {
+        id: entry.id.clone(),
+        chat: ChatKey { participant: body.participant, ..chat.clone() },
+        in_reply_to: entry.in_reply_to.clone(),
+        text: body.text,
+        fence: Fence(entry.fence),
+        turn_seq: entry.turn_seq,
+        deadline: runtime.store.deadline(),
+    };
+    match provider.send(&delivery).await {
+        Ok(_) => Sent::Yes,
+        Err(SendError::RateLimited { retry_after }) => Sent::Later(Some(retry_after)),
+        Err(SendError::OutcomeUnknown { why }) => {
+            tracing::warn!(room = %chat, id = %entry.id, %why, "sent again under the same id");
+            let key = delivery.chat.to_string();
+            runtime.events.emit(Event::SendUnknown { key, id: entry.id.clone() });
+            Sent::Later(None)
+        }
+        Err(SendError::Transport { why }) => {
+            tracing::debug!(room = %chat, id = %entry.id, %why, "not sent yet");
+            Sent::Later(None)
+        }
+        Err(error) => {
+            let key = delivery.chat.to_string();
+            let source = ReplyError::Provider(error);
+            let error = RuntimeError::Send { chat: key.clone(), id: entry.id.clone(), source };
+            runtime.events.error(Some(key), error);
+            Sent::Yes
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! A bot's life: start, run, stop (SPEC A7).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::{broadcast, watch};
+
+use super::builder::ProviderSession;
+use super::error::{BotError, RuntimeError};
+use super::events::{Event, FollowReason};
+use super::inbox::{self, BotInbox};
+use super::outbox::Sender;
+use super::runtime::{Phase, Runtime};
+use super::turns;
+use crate::coordinator::{CoordinatorEvent, LostReason};
+use crate::provider::{Closed, Link, Provider};
+
+/// Wait before a provider that ended is started again.
+const RESTART_WAIT: Duration = Duration::from_secs(3);
+
+/// What [`super::Bot`] holds.
+pub(super) struct Life {
+    pub(super) runtime: Arc<Runtime>,
+    pub(super) link: Link,
+    pub(super) provider_session: ProviderSession,
+    pub(super) provider_down: Duration,
+    started: AtomicBool,
+    ready: watch::Sender<bool>,
+}
+
+impl Life {
+    pub(super) fn new(
+        runtime: Runtime,
+        provider_session: ProviderSession,
+        provider_down: Duration,
+    ) -> Self {
+        let runtime = Arc::new(runtime);
+        let inbox = Arc::new(BotInbox { runtime: runtime.clone() });
+        let link = Link::new(inbox, runtime.closing.subscribe());
+        let started = AtomicBool::new(false);
+        let ready = watch::channel(false).0;
+        Self { runtime, link, provider_session, provider_down, started, ready }
+    }
+
+    pub(super) async fn ready(&self) {
+        // The sender is `self`'s own.
+        let _ = self.ready.subscribe().wait_for(|ready| *ready).await;
+    }
+
+    pub(super) async fn start(&self) -> Result<(), BotError> {
+        if self.started.swap(true, Ordering::AcqRel) {
+            return Err(BotError::Started);
+        }
+        let runtime = &self.runtime;
+        // Subscribed before the session opens, so that nothing it is told falls in between.
+        let events = runtime.coordinator.events();
+        runtime.tasks.spawn(listening(runtime.clone(), events));
+        runtime.coordinator.open().await?;
+        if runtime.durable {
+            runtime.tasks.spawn(inbox::admitting(runtime.clone()));
+            runtime.tasks.spawn(turns::journaled(runtime.clone()));
+        }
+        for provider in runtime.providers.values() {
+            let exclusive = match self.provider_session {
+                ProviderSession::Auto => provider.capabilities().exclusive_session,
+                ProviderSession::Leader => true,
+                ProviderSession::Shared => false,
+            };
+            let (runtime, provider) = (runtime.clone(), provider.clone());
+            let link = self.link.clone();
+            if exclusive {
+                self.runtime.tasks.spawn(leading(runtime, provider, link));
+            } else {
+                self.runtime.tasks.spawn(providing(runtime, provider, link));
+            }
+        }
+        self.ready.send_replace(true);
+        Ok(())
+    }
+
+    /// Stops intake, lets what runs end or settle, gives everything back and closes the session.
+    pub(super) async fn stop(&self) -> Result<(), BotError> {
+        let runtime = &self.runtime;
+        runtime.phase.send_if_modified(|phase| {
+            let first = *phase < Phase::Closing;
+            *phase = (*phase).max(Phase::Closing);
+            first
+        });
+        runtime.closing.send_replace(true);
+        runtime.tasks.close();
+        if tokio::time::timeout(runtime.settle, runtime.tasks.wait()).await.is_err() {
+            runtime.phase.send_replace(Phase::Cutting);
+            if tokio::time::timeout(CUT_WAIT, runtime.tasks.wait()).await.is_err() {
+                tracing::error!("a handler or step blocks its thread; its turn is given up");
+            }
+        }
+        runtime.phase.send_replace(Phase::Cutting);
+        let closed = runtime.coordinator.close().await;
+        runtime.chats.clear();
+        Ok(closed?)
+    }
+}
+
+/// How long what was cut may take to end.
+const CUT_WAIT: Duration = Duration::from_secs(2);
+
+/// Passes on what the coordinator tells.
+async fn listening(runtime: Arc<Runtime>, mut events: broadcast::Receiver<CoordinatorEvent>) {
+    let closing = runtime.reached(Phase::Closing);
+    tokio::pin!(closing);
+    loop {
+        let event = tokio::select! {
+            biased;
+            () = &mut closing => return,
+            event = events.recv() => event,
+        };
+        match event {
+            Ok(event) => told(&runtime, event),
+            Err(broadcast::error::RecvError::Lagged(missed)) => {
+                tracing::error!(%missed, "events of the coordinator were missed");
+            }
+            Err(broadcast::error::RecvError::Closed) => return,
+        }
+    }
+}
+
+fn told(runtime: &Arc<Runtime>, event: CoordinatorEvent) {
+    match event {
+        CoordinatorEvent::Opened { incarnation } => tracing::info!(%incarnation, "session open"),
+        CoordinatorEvent::Lost { incarnation, reason } => {
+            tracing::warn!(%incarnation, ?reason, "session lost");
+            runtime.events.emit(Event::LeaseLost { key: "session".to_owned(), reason });
+            // What others handle meanwhile makes this memory stale; its checkpoints stay (SPEC E3).
+            runtime.chats.clear();
+        }
+        CoordinatorEvent::ReplicaIdShared { other } => {
+            runtime.events.emit(Event::ReplicaIdShared { other });
+        }
+        CoordinatorEvent::OutboxReady { chat } => Sender::ready(runtime, chat),
+        CoordinatorEvent::DeadLettered { chat, ticket, id } => {
+            runtime.events.emit(Event::DeadLetter { key: chat, ticket, id });
+        }
+    }
+}
+
+/// Runs a provider, again when it ends, until the bot closes.
+async fn providing(runtime: Arc<Runtime>, provider: Arc<dyn Provider>, link: Link) {
+    loop {
+        run_once(&runtime, &provider, &link).await;
+        if !waited(&runtime, RESTART_WAIT).await {
+            return;
+        }
+    }
+}
+
+/// Runs a provider to its end; reports an end that nobody asked for.
+async fn run_once(runtime: &Runtime, provider: &Arc<dyn Provider>, link: &Link) {
+    let why = match provider.run(link.clone()).await {
+        Ok(Closed::Asked) => return,
+        Ok(_) => "the other side closed it".to_owned(),
+        Err(error) => error.why,
+    };
+    if runtime.phase() == Phase::Open {
+        let provider = provider.id().to_owned();
+        runtime.events.error(None, RuntimeError::Provider { provider, why });
+    }
+}
+
+/// `false` when the bot closes first.
+async fn waited(runtime: &Runtime, wait: Duration) -> bool {
+    let until = runtime.clock.now() + wait;
+    tokio::select! {
+        biased;
+        () = runtime.reached(Phase::Closing) => false,
+        () = runtime.clock.sleep_until(until) => true,
+    }
+}
+
+/// Runs an exclusive provider while this replica leads it (SPEC D1).
+async fn leading(runtime: Arc<Runtime>, provider: Arc<dyn Provider>, link: Link) {
+    let name = format!("provider:{}", provider.id());
+    let mut reason = FollowReason::Waiting;
+    loop {
+        runtime.events.emit(Event::Follower { name: name.clone(), reason });
+        let lead = tokio::select! {
+            biased;
+            () = runtime.reached(Phase::Closing) => return,
+            lead = runtime.coordinator.campaign(&name) => lead,
+        };
+        let lead = match lead {
+            Ok(lead) => lead,
+            Err(error) => {
+                runtime.events.error(None, error);
+                if !waited(&runtime, RESTART_WAIT).await {
+                    return;
+                }
+                continue;
+            }
+        };
+        runtime.events.emit(Event::Leader { name: name.clone(), fence: lead.fence() });
+        tokio::select! {
+            () = run_once(&runtime, &provider, &link) => {
+                reason = FollowReason::SteppedDown;
+            }
+            lost = lead.lost() => {
+                reason = FollowReason::Expired;
+                runtime.events.emit(Event::LeaseLost { key: name.clone(), reason: lost });
+            }
+        }
+        if reason == FollowReason::SteppedDown && runtime.phase() == Phase::Open {
+            let lost = LostReason::SteppedDown;
+            runtime.events.emit(Event::LeaseLost { key: name.clone(), reason: lost });
+        }
+        drop(lead);
+        if !waited(&runtime, RESTART_WAIT).await {
+            return;
+        }
+    }
+}

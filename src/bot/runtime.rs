@@ -1,0 +1,76 @@
+//! What all parts of a running bot share.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Semaphore, watch};
+use tokio_util::task::TaskTracker;
+
+use super::conversation::AnyFlow;
+use super::events::Emitter;
+use super::handler::{AnyHandler, Route};
+use super::inbox::Intake;
+use super::memory::Chats;
+use super::outbox::Sender;
+use crate::clock::Clock;
+use crate::coordinator::Coordinator;
+use crate::provider::Provider;
+use crate::store::Store;
+
+/// Chats handled at once; further turns wait, granted, until one is done.
+pub(crate) const TURNS_AT_ONCE_MAX: usize = 4096;
+
+/// How far a stop has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Phase {
+    /// Takes messages.
+    Open,
+    /// Takes none; what runs may end.
+    Closing,
+    /// What still runs is cut.
+    Cutting,
+}
+
+/// See the module.
+pub(crate) struct Runtime {
+    pub(crate) providers: BTreeMap<String, Arc<dyn Provider>>,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) coordinator: Arc<dyn Coordinator>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) routes: Vec<(Route, Box<dyn AnyHandler>)>,
+    pub(crate) flows: HashMap<&'static str, AnyFlow>,
+    /// Journal, outbox and acknowledgement by the group (SPEC G).
+    pub(crate) durable: bool,
+    /// Whether the store can judge the coordinator's fences.
+    pub(crate) fenced_store: bool,
+    pub(crate) turn_wait: Duration,
+    pub(crate) settle: Duration,
+    pub(crate) events: Emitter,
+    /// Conversations that wait in this process's memory.
+    pub(crate) chats: Chats,
+    pub(crate) intake: Intake,
+    pub(crate) sender: Sender,
+    pub(crate) phase: watch::Sender<Phase>,
+    /// True once providers are to stop; what [`crate::provider::Link::closing`] waits for.
+    pub(crate) closing: watch::Sender<bool>,
+    /// One permit a running turn.
+    pub(crate) turns: Arc<Semaphore>,
+    /// Every task of this bot, so that a stop can await them.
+    pub(crate) tasks: TaskTracker,
+}
+
+impl Runtime {
+    /// Resolves once the bot is in this phase or past it.
+    pub(crate) fn reached(&self, phase: Phase) -> impl Future<Output = ()> + Send + use<> {
+        let mut now = self.phase.subscribe();
+        async move {
+            // A sender that is gone means that the bot is: past every phase.
+            let _ = now.wait_for(|now| *now >= phase).await;
+        }
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        *self.phase.borrow()
+    }
+}

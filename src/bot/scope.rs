@@ -1,0 +1,188 @@
+//! One turn at work: the message, the right to act, and what was said so far.
+//!
+//! Invariant: whatever acts for a chat goes through a [`Scope`] and asks [`Scope::check`] first. With
+//! durability, what is said is only gathered here; it enters the chat's outbox in the commit that
+//! ends the turn, or, from a step that takes long, in an early one under the same fence.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::error::ReplyError;
+use super::outbox;
+use super::runtime::Runtime;
+use crate::clock::BootInstant;
+use crate::coordinator::{LostReason, Turn};
+use crate::provider::{Body, Delivery, Provider, SendError, room};
+use crate::store::{Authority, CommitError, Op, Outgoing};
+use crate::types::{ChatKey, Fence, Message, VALUE_BYTES_MAX};
+
+/// See the module.
+pub(crate) struct Scope {
+    turn: Turn,
+    message: Message,
+    /// Stable name of the message: its id and its ticket, which a replay keeps.
+    origin: String,
+    runtime: Arc<Runtime>,
+    // What was said and not committed; the step appends, the driver takes. One lock because both
+    // sides are tasks' short critical sections.
+    said: Mutex<Said>,
+}
+
+struct Said {
+    pending: VecDeque<Outgoing>,
+    count: u64,
+    step_started: BootInstant,
+}
+
+impl Scope {
+    pub(crate) fn new(runtime: Arc<Runtime>, turn: Turn, message: Message) -> Arc<Self> {
+        let escaped = percent_encoding::utf8_percent_encode(&message.id, ID_PART);
+        let origin = format!("{escaped}.{}", turn.ticket());
+        let said = Said { pending: VecDeque::new(), count: 0, step_started: runtime.clock.now() };
+        Arc::new(Self { turn, message, origin, runtime, said: Mutex::new(said) })
+    }
+
+    pub(crate) fn turn(&self) -> &Turn {
+        &self.turn
+    }
+
+    pub(crate) fn message(&self) -> &Message {
+        &self.message
+    }
+
+    pub(crate) fn chat(&self) -> &ChatKey {
+        &self.message.chat
+    }
+
+    pub(crate) fn origin(&self) -> &str {
+        &self.origin
+    }
+
+    pub(crate) fn fence(&self) -> Fence {
+        self.turn.fence()
+    }
+
+    pub(crate) fn check(&self) -> Result<(), LostReason> {
+        self.turn.check()
+    }
+
+    /// In whose name writes of this turn are made.
+    pub(crate) fn authority(&self) -> Authority<'_> {
+        if self.runtime.fenced_store { Authority::Turn(&self.turn) } else { Authority::Nobody }
+    }
+
+    /// A step begins: `settle` counts from here.
+    pub(crate) fn step_started(&self) {
+        self.said.lock().step_started = self.runtime.clock.now();
+    }
+
+    pub(crate) fn step_started_at(&self) -> BootInstant {
+        self.said.lock().step_started
+    }
+
+    /// What was said and not committed, taken out in order.
+    pub(crate) fn take_said(&self) -> Vec<Outgoing> {
+        self.said.lock().pending.drain(..).collect()
+    }
+
+    /// Puts back what a failed early commit had taken.
+    pub(crate) fn put_back(&self, sends: Vec<Outgoing>) {
+        let mut said = self.said.lock();
+        for send in sends.into_iter().rev() {
+            said.pending.push_front(send);
+        }
+    }
+
+    /// What was said and not committed, as operations.
+    pub(crate) fn sends(&self) -> Vec<Op> {
+        let chat = room(self.chat());
+        self.take_said().into_iter().map(|send| Op::Send { chat: chat.clone(), send }).collect()
+    }
+
+    /// Commits this much of what was said, ahead of the turn's end.
+    pub(crate) async fn commit_said(&self, said: &[Outgoing]) -> Result<(), CommitError> {
+        let chat = room(self.chat());
+        let ops = said.iter().map(|send| Op::Send { chat: chat.clone(), send: send.clone() });
+        self.runtime.store.commit(self.authority(), ops.collect()).await.map(|_| ())
+    }
+
+    pub(crate) fn has_said(&self) -> bool {
+        !self.said.lock().pending.is_empty()
+    }
+
+    /// Says something under a stable id.
+    pub(crate) async fn send(&self, id: String, text: String) -> Result<(), ReplyError> {
+        self.check().map_err(|reason| ReplyError::LeaseLost { reason })?;
+        if text.len() > VALUE_BYTES_MAX / 2 {
+            return Err(ReplyError::TooLarge { bytes: text.len(), max: VALUE_BYTES_MAX / 2 });
+        }
+        let channel = &self.chat().channel;
+        let Some(provider) = self.runtime.providers.get(channel) else {
+            return Err(ReplyError::NoProvider { channel: channel.clone() });
+        };
+        let capabilities = provider.capabilities();
+        let send = {
+            let mut said = self.said.lock();
+            said.count += 1;
+            Outgoing {
+                id,
+                in_reply_to: self.message.id.clone(),
+                body: Body { text, participant: self.chat().participant.clone() }.encode(),
+                turn_seq: said.count,
+                deliver: capabilities.sends,
+                keep: capabilities.listed,
+            }
+        };
+        if self.runtime.durable {
+            self.said.lock().pending.push_back(send);
+            return Ok(());
+        }
+        if capabilities.listed > 0 {
+            self.list(send.clone()).await?;
+        }
+        if capabilities.sends {
+            let delivery = outbox::delivery(self.chat(), &send, self.fence(), &self.runtime);
+            self.send_now(provider.as_ref(), &delivery).await?;
+        }
+        Ok(())
+    }
+
+    /// Without durability a listed reply still goes into the store: there it is delivered.
+    async fn list(&self, send: Outgoing) -> Result<(), ReplyError> {
+        let op = Op::Send { chat: room(self.chat()), send: Outgoing { deliver: false, ..send } };
+        match self.runtime.store.commit(self.authority(), vec![op]).await {
+            Ok(_) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Sends at once, waiting out rate limits and transport faults while the turn lasts.
+    async fn send_now(
+        &self,
+        provider: &dyn Provider,
+        delivery: &Delivery,
+    ) -> Result<(), ReplyError> {
+        for attempt in 0.. {
+            self.check().map_err(|reason| ReplyError::LeaseLost { reason })?;
+            let error = match provider.send(delivery).await {
+                Ok(_) => return Ok(()),
+                Err(error) => error,
+            };
+            let wait = match &error {
+                SendError::RateLimited { retry_after } => *retry_after,
+                SendError::Transport { .. } if attempt < outbox::DIRECT_TRIES_MAX => {
+                    outbox::back_off(attempt)
+                }
+                _ => return Err(error.into()),
+            };
+            self.runtime.clock.sleep_until(self.runtime.clock.now() + wait).await;
+        }
+        Ok(())
+    }
+}
+
+/// What is escaped inside a message id when it becomes part of a reply's id.
+const ID_PART: &percent_encoding::AsciiSet =
+    &percent_encoding::CONTROLS.add(b'/').add(b'%').add(b' ');
