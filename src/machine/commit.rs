@@ -40,9 +40,10 @@ pub(super) struct Draft<'a> {
     rows: BTreeMap<&'a RowKey, Option<Revision>>,
     acknowledged: BTreeSet<TicketKey>,
     released: BTreeSet<TicketKey>,
-    /// Messages posted, by digest, and how many each queue got.
+    /// Messages posted, by digest.
     posted: BTreeSet<Digest>,
-    lines: BTreeMap<QueueKey, u64>,
+    /// By how much each queue became longer, or shorter.
+    lines: BTreeMap<QueueKey, i64>,
     /// Entries sent, and how many each outbox got.
     sent: BTreeSet<(&'a Prefix, &'a str, &'a str)>,
     unsent: BTreeMap<(&'a Prefix, &'a str), u64>,
@@ -249,17 +250,18 @@ impl<'a> Draft<'a> {
         let key = self.ticket_key(prefix, ticket);
         let owner = |key: &TicketKey| self.machine.tables.tickets.get(key).map(|found| found.owner);
         let acting = self.acting.holder.as_ref().and_then(owner);
-        match key {
-            Some(key)
-                if acting.is_some()
-                    && owner(&key) == acting
-                    && (self.acknowledged.contains(&key) || self.machine.can_release(key))
-                    && self.released.insert(key) =>
-            {
-                Ok(())
-            }
-            key => Err(self.fenced(key, prefix)),
+        let ours = |key: &TicketKey| acting.is_some() && owner(key) == acting;
+        let Some(key) = key.filter(ours) else { return Err(self.fenced(key, prefix)) };
+        let acknowledged = self.acknowledged.contains(&key);
+        let may = acknowledged || self.machine.can_release(key);
+        if !may || !self.released.insert(key) {
+            return Err(self.fenced(Some(key), prefix));
         }
+        if acknowledged || self.machine.is_last_attempt(key) {
+            let queue = QueueKey::clone(&self.machine.live_ticket(key).queue);
+            *self.lines.entry(queue).or_default() -= 1;
+        }
+        Ok(())
     }
 
     fn send(&mut self, prefix: &'a Prefix, chat: &'a str, send: &'a Outgoing) -> Result<(), Fault> {
@@ -289,7 +291,7 @@ impl<'a> Draft<'a> {
     /// Whether one more message can be journaled; a duplicate always can, it does nothing.
     pub(super) fn post(&mut self, prefix: &'a Prefix, message: &Admit) -> Result<(), Limit> {
         let digest = message_digest(prefix, message);
-        if self.machine.seen(&digest).is_some() || self.posted.contains(&digest) {
+        if self.is_duplicate(&digest) {
             return Ok(());
         }
         self.machine.check_message(message)?;
@@ -297,10 +299,21 @@ impl<'a> Draft<'a> {
         let queue = turn_of(prefix, &message.chat);
         let stored = self.machine.line_len(&queue);
         let added = self.lines.entry(queue).or_default();
-        self.machine.check_line(stored + *added)?;
+        self.machine.check_line(stored.saturating_add_signed(*added))?;
         *added += 1;
         self.posted.insert(digest);
         Ok(())
+    }
+
+    /// Whether a message id is known. Each one posted may push the oldest known out.
+    fn is_duplicate(&self, digest: &Digest) -> bool {
+        let known = self.machine.tables.seen.len() + self.posted.len() as u64;
+        let over = known.saturating_sub(u64::from(self.machine.tables.meta.limits.dedupe_ids_max));
+        let over = usize::try_from(over).unwrap_or(usize::MAX);
+        let pushed_out =
+            |order: u64| self.machine.index.seen.keys().take(over).any(|o| *o == order);
+        let seen = self.machine.seen(digest);
+        self.posted.contains(digest) || seen.is_some_and(|seen| !pushed_out(seen.order))
     }
 
     /// Whether a prefix is known or can be added, with those the earlier operations add.

@@ -161,12 +161,19 @@ impl Machine {
         }
     }
 
+    /// Whether a granted ticket ends when it is given back as things stand: it has no message, or
+    /// its message was tried often enough.
+    pub(super) fn is_last_attempt(&self, key: TicketKey) -> bool {
+        let max = self.tables.meta.limits.attempts_max;
+        self.tables.journal.get(&key).is_none_or(|record| record.attempts + 1 >= max)
+    }
+
     /// A granted message comes back unacknowledged: again under a new fence, or given up.
     pub(super) fn return_message(&mut self, key: TicketKey, effects: &mut Vec<Effect>) {
+        let last = self.is_last_attempt(key);
         let record = self.tables.journal.get_mut(&key).expect("the caller found its record");
-        let record = Arc::make_mut(record);
-        record.attempts += 1;
-        if record.attempts < self.tables.meta.limits.attempts_max {
+        Arc::make_mut(record).attempts += 1;
+        if !last {
             self.ungrant(key);
             let queue = self.live_ticket(key).queue.clone();
             return self.grant_head(&queue, effects);

@@ -195,7 +195,7 @@ pub(super) struct KeyedReply {
 
 /// Defines the tables once, and from that all that must not forget one of them.
 macro_rules! tables {
-    ($($(#[$doc:meta])* $tag:literal $name:ident: $key:ty => $value:ty, $shards:literal;)*) => {
+    ($($(#[$doc:meta])* $tag:literal $name:ident: $key:ty => $value:ty, $shards:expr;)*) => {
         /// Every replicated table.
         #[derive(Debug, Clone)]
         pub(super) struct Tables {
@@ -295,6 +295,13 @@ macro_rules! tables {
     };
 }
 
+/// Shards of a table that grows with the chats; few in the machine's own tests, which walk all of
+/// them after every command.
+const MANY: usize = if cfg!(test) { 4 } else { 1024 };
+
+/// Shards of a table that stays smaller.
+const FEW: usize = if cfg!(test) { 2 } else { 64 };
+
 /// The tag of the one record that holds [`Meta`].
 const META_TAG: u8 = 1;
 
@@ -306,29 +313,29 @@ tables! {
     /// Every prefix ever used.
     4 prefixes: Prefix => PrefixRecord, 1;
     /// Live sessions.
-    5 sessions: Incarnation => Session, 64;
+    5 sessions: Incarnation => Session, FEW;
     /// Queues that have tickets or a remembered last holder.
-    6 queues: Arc<QueueKey> => Queue, 1024;
+    6 queues: Arc<QueueKey> => Queue, MANY;
     /// Live tickets.
-    7 tickets: TicketKey => Ticket, 1024;
+    7 tickets: TicketKey => Ticket, MANY;
     /// Rows, ended ones included until they are swept.
-    8 rows: Arc<RowKey> => StoredRow, 1024;
+    8 rows: Arc<RowKey> => StoredRow, MANY;
     /// Messages that are not acknowledged.
-    9 journal: TicketKey => Arc<JournalRecord>, 1024;
+    9 journal: TicketKey => Arc<JournalRecord>, MANY;
     /// Message ids seen, by digest.
-    10 seen: Digest => Seen, 1024;
+    10 seen: Digest => Seen, MANY;
     /// Outboxes.
-    11 outboxes: Arc<ChatName> => Outbox, 1024;
+    11 outboxes: Arc<ChatName> => Outbox, MANY;
     /// Listed entries of outboxes.
-    12 entries: EntryKey => Arc<OutboxEntry>, 1024;
+    12 entries: EntryKey => Arc<OutboxEntry>, MANY;
     /// Ids of entries that are no longer listed, by digest.
-    13 sent_ids: EntryKey => Digest, 1024;
+    13 sent_ids: EntryKey => Digest, MANY;
     /// Messages given up.
     14 dead: TicketKey => Arc<JournalRecord>, 1;
     /// Scheduled tasks.
-    15 tasks: TaskKey => Task, 64;
+    15 tasks: TaskKey => Task, FEW;
     /// Answers to callers' idempotency keys.
-    16 keyed: Arc<IdempotencyKey> => KeyedReply, 256;
+    16 keyed: Arc<IdempotencyKey> => KeyedReply, FEW;
 }
 
 fn load_into<K, V>(table: &mut Table<K, V>, key: &[u8], value: &[u8]) -> Result<(), LoadError>

@@ -1,4 +1,10 @@
 //! Tests of the machine as a whole.
 
+mod against_model;
 mod kit;
+mod model;
+mod model_writes;
+mod stored;
+mod transcript;
 mod turns;
+mod writes;

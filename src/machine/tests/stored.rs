@@ -1,0 +1,107 @@
+//! The stored form: what is written is read back, on any node the same, and damage is seen.
+
+use super::kit::*;
+use crate::machine::*;
+
+/// A state with a record in every table.
+fn sample() -> Kit {
+    let mut kit = Kit::with(Limits { attempts_max: 1, ..Limits::default() });
+    let (a, b) = (kit.replica("a"), kit.open(SessionKind::Remote, ""));
+    let (ticket, _) = kit.take(a, turn("idle"));
+    kit.release(ticket, a);
+    kit.take(b, queue(QueueKind::Lead, "jobs"));
+    kit.run(Command::AcquireLock { prefix: p(), key: "k".into(), ttl_ms: 50, node: 2 });
+    let (dead, _) = kit.fresh(a, "1", "demo:c");
+    kit.fresh(a, "2", "demo:c");
+    kit.release(dead, a);
+    let short =
+        Op::Put { row: row("u"), value: b"{}".into(), expect: Expect::Any, ttl_ms: Some(9) };
+    let sends = vec![send("demo:c", "s1", false, 1), send("demo:c", "s2", false, 1)];
+    let more = vec![short, put("demo:c", "state", Expect::Any), send("demo:c", "s3", true, 1)];
+    kit.commit(Authority::Nobody, sends.into_iter().chain(more).collect());
+    let (id, body) = ("t".to_owned(), b"job".to_vec());
+    kit.run(Command::PutTask { prefix: p(), id: id.clone(), due_ms: 5, body });
+    kit.run(Command::ClaimTask { prefix: p(), id, due_ms: 5, session: b });
+    let key = IdempotencyKey { prefix: p(), session: Some(b), key: "key".into() };
+    let command = Box::new(Command::Noop);
+    kit.run(Command::Keyed { key, fingerprint: [7; 16], command });
+    kit
+}
+
+#[test]
+fn the_stored_form_of_version_1_does_not_change() {
+    let bytes = sample().bytes();
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/machine/tests/state_v1.bin");
+    if std::env::var_os("BOTMESH_BLESS").is_some() {
+        std::fs::write(path, &bytes).unwrap();
+    }
+    let golden = std::fs::read(path).unwrap();
+    let tags: std::collections::BTreeSet<u8> =
+        sample().machine.freeze().records().map(|record| record.0[0]).collect();
+    assert_eq!(tags.into_iter().collect::<Vec<u8>>(), (1..=16).collect::<Vec<u8>>());
+    assert!(bytes == golden, "a new form needs a new version, and code that reads this one");
+    let read = Machine::read(&mut golden.as_slice()).unwrap();
+    read.check_invariants();
+    assert_eq!(super::kit::bytes(&read), golden);
+}
+
+#[test]
+fn damage_is_seen() {
+    let good = sample().bytes();
+    let read = |bytes: &[u8]| Machine::read(&mut &bytes[..]);
+    for len in 0..good.len() {
+        assert!(read(&good[..len]).is_err(), "cut to {len} bytes");
+    }
+    for place in 0..good.len() {
+        let mut bad = good.clone();
+        bad[place] ^= 1 << (place % 8);
+        assert!(read(&bad).is_err(), "flipped at {place}");
+    }
+}
+
+#[test]
+fn records_that_contradict_each_other_are_refused() {
+    let records: Vec<_> = sample().machine.freeze().records().collect();
+    let without = |tag: u8| {
+        let kept = records.iter().filter(|(key, _)| key[0] != tag).cloned();
+        Machine::from_records(kept.collect::<Vec<_>>())
+    };
+    // Counters, sessions and queues: others refer to them.
+    for tag in [1, 5, 6] {
+        assert!(matches!(without(tag), Err(LoadError::Corrupt(_))), "without table {tag}");
+    }
+    let twice = records.iter().chain(&records[1..2]).cloned();
+    assert!(Machine::from_records(twice.collect::<Vec<_>>()).is_err());
+    let unknown = records.iter().cloned().chain([(vec![200], vec![])]);
+    assert!(Machine::from_records(unknown.collect::<Vec<_>>()).is_err());
+}
+
+#[test]
+fn what_came_and_went_between_two_cuts_leaves_no_record() {
+    let mut kit = Kit::new();
+    let a = kit.replica("a");
+    let (old, _) = kit.take(a, turn("old"));
+    assert!(!kit.machine.cut().is_empty());
+    assert!(kit.machine.cut().is_empty());
+    let (ticket, _) = kit.take(a, turn("c"));
+    kit.release(ticket, a);
+    kit.release(old, a);
+    let cut = kit.machine.cut();
+    // Of the tickets (table 7), only the one of the earlier cut is deleted.
+    let tickets: Vec<_> = cut.records().filter(|record| record.0[0] == 7).collect();
+    assert_eq!(tickets.len(), 1);
+    assert_eq!(tickets[0].1, None);
+}
+
+#[test]
+fn a_frozen_state_stays_as_it_was() {
+    let mut kit = sample();
+    let frozen = kit.machine.freeze();
+    let (hash, before) = (frozen.hash(), kit.bytes());
+    kit.commit(Authority::Nobody, vec![put("demo:c", "later", Expect::Any)]);
+    let mut bytes = Vec::new();
+    frozen.write(&mut bytes).unwrap();
+    assert!(bytes == before);
+    assert_eq!(frozen.hash(), hash);
+    assert_ne!(kit.machine.freeze().hash(), hash);
+}
