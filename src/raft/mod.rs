@@ -1,20 +1,38 @@
 //! The group of nodes: log, machine, snapshots, transport, membership.
 
+mod barrier;
+mod bootstrap;
+mod cluster;
 mod files;
 mod hooks;
 mod identity;
 mod log_store;
 mod marker;
+mod member;
+mod membership;
+mod network;
+mod node;
 mod options;
+mod peers;
+mod proposals;
 mod secret;
+mod server;
+mod session_clock;
+mod settings;
 mod snapshot;
 mod state_store;
 mod status;
 mod types;
+mod watch;
+mod wire;
 
+pub use cluster::{
+    JoinAnswer, JoinRequest, LeaveAnswer, LeaveRequest, Problem, YieldAnswer, YieldRequest,
+};
 pub use files::OpenError;
 pub use hooks::ApplyHook;
 pub use identity::{Boot, DataDir, Identity, KnownPeer, RestoredDirectory};
+pub use node::{Node, NodeError};
 pub use options::{NodeLimits, NodeOptions, Start, Timing};
 pub use secret::{Secret, SecretError};
 pub use status::{

@@ -1,0 +1,661 @@
+//! A node: the handle everything above holds, and its life from an empty directory to a shutdown.
+//!
+//! ```text
+//!   open ──► identity there? ──yes──► member ──► shutdown
+//!             │ no                      ▲
+//!             ├─ bootstrap ─────────────┤ founds a group of one
+//!             └─ join, expect ── asks ──┘ the group allocates its id (in the background)
+//! ```
+//!
+//! `open` returns as soon as the directory is open; [`Node::joined`] waits until the node belongs
+//! to a group. The routes answer from the first moment: symmetric replicas find each other by them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::{StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use openraft::Raft;
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use uuid::Uuid;
+
+use super::identity::{DataDir, Identity, KnownPeer};
+use super::log_store::{LogOptions, LogStore};
+use super::member::{Leader, Member, MemberCarrier, Parts};
+use super::network::Network;
+use super::peers::{Clients, Peers};
+use super::proposals::Proposals;
+use super::session_clock::SessionClock;
+use super::settings::settings;
+use super::state_store::{StateOptions, StateStore};
+use super::types::Peer;
+use super::{
+    ApplyHook, LeadStatus, NodeOptions, NodeStatus, OpenError, Readiness, Role, SessionStatus,
+    Start, Status, TurnCounts, bootstrap, cluster, membership, server, watch as watching,
+};
+use crate::clock::{BootInstant, Clock};
+use crate::group::{ExecuteError, Group, Unavailable, Wakeups};
+use crate::machine::{Batch, BatchReply, Command, Effect, Machine, Reply, SessionKind};
+use crate::types::{NodeId, check_name};
+
+/// The founder's id; every other is allocated by the group (DESIGN 2).
+const FOUNDER: NodeId = 1;
+
+/// Why a node did not open.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NodeError {
+    /// A name or an address is not acceptable.
+    #[error("{0}")]
+    Options(String),
+    /// The data directory cannot be used.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The directory belongs to no member.
+    #[error(
+        "{dir} belongs to no member of a group; found one with --bootstrap, join one with --join \
+         HOST:PORT, or start replicas together with --bootstrap-expect N --peers A,B,C"
+    )]
+    NotAMember {
+        /// The directory.
+        dir: String,
+    },
+    /// Raft did not start.
+    #[error("starting Raft failed: {0}")]
+    Raft(String),
+    /// It did not become a member in time.
+    #[error("this node belongs to no group yet: {why}")]
+    NotJoined {
+        /// What it waits for.
+        why: String,
+    },
+}
+
+/// How far a node is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// It looks for its group; in words, what it waits for.
+    Seeking(String),
+    /// It belongs to a group.
+    Member,
+    /// It never will.
+    Failed(String),
+    /// It was shut down.
+    Stopped,
+}
+
+/// What a node is made of.
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) options: NodeOptions,
+    pub(crate) clients: Clients,
+    wakeups: Wakeups,
+    /// Let go at shutdown, so that the same process may open the directory again.
+    dir: Mutex<Option<DataDir>>,
+    /// There from the moment the node belongs to a group until its shutdown.
+    member: RwLock<Option<Arc<Member>>>,
+    /// What is read before there is a member and after there is none.
+    empty: Machine,
+    pub(crate) phase: watch::Sender<Phase>,
+    pub(crate) stop: CancellationToken,
+    pub(crate) tasks: TaskTracker,
+}
+
+/// A node of a group. Clones are handles to the same one.
+#[derive(Clone, Debug)]
+pub struct Node {
+    pub(crate) inner: Arc<Inner>,
+}
+
+impl Node {
+    /// Opens a data directory and starts what it says, or what `options.start` says where it says
+    /// nothing yet. Does not wait for other nodes.
+    pub async fn open(options: NodeOptions) -> Result<Self, NodeError> {
+        check_name("node name", &options.name)
+            .map_err(|error| NodeError::Options(error.to_string()))?;
+        if let Start::Expect { count, peers } = &options.start {
+            bootstrap::check_expected(*count, peers, &options.advertise)
+                .map_err(NodeError::Options)?;
+        }
+        let clients = Clients::new(&options.secret, &options.timing)
+            .map_err(|error| NodeError::Options(error.to_string()))?;
+        let holder = format!("node {} at {}", options.name, options.advertise);
+        let root = options.dir.clone();
+        let dir = blocking(move || DataDir::open(&root, &holder)).await?;
+        let inner = Arc::new(Inner {
+            clients,
+            wakeups: Wakeups::new(),
+            dir: Mutex::new(Some(dir.clone())),
+            member: RwLock::new(None),
+            empty: Machine::new(options.machine),
+            phase: watch::channel(Phase::Seeking("starting".to_owned())).0,
+            stop: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+            options,
+        });
+        inner.begin(dir).await?;
+        Ok(Self { inner })
+    }
+
+    /// Returns once this node belongs to a group and has started Raft.
+    pub async fn joined(&self, within: Duration) -> Result<(), NodeError> {
+        let mut phase = self.inner.phase.subscribe();
+        let settled = phase.wait_for(|phase| !matches!(phase, Phase::Seeking(_)));
+        let why = match tokio::time::timeout(within, settled).await {
+            Ok(Ok(phase)) => match &*phase {
+                Phase::Member => return Ok(()),
+                Phase::Failed(why) => why.clone(),
+                Phase::Seeking(_) | Phase::Stopped => "it was shut down".to_owned(),
+            },
+            Ok(Err(_)) => "it was shut down".to_owned(),
+            Err(_) => match &*self.inner.phase.borrow() {
+                Phase::Seeking(why) => why.clone(),
+                _ => return Ok(()),
+            },
+        };
+        Err(NodeError::NotJoined { why })
+    }
+
+    /// `/raft/*` and `/cluster/*`. Every request has to carry the cluster secret.
+    pub fn router<S: Clone + Send + Sync + 'static>(&self) -> Router<S> {
+        let guard = from_fn_with_state(self.inner.clone(), demand_secret);
+        server::routes().merge(cluster::routes()).layer(guard).with_state(self.inner.clone())
+    }
+
+    /// As the trait object the upper layers take.
+    pub fn as_group(&self) -> Arc<dyn Group> {
+        Arc::new(self.clone())
+    }
+
+    /// What it says of itself and its group.
+    pub fn status(&self) -> Status {
+        self.inner.status()
+    }
+
+    /// Whether it serves.
+    pub fn readiness(&self) -> Readiness {
+        match self.inner.member() {
+            Ok(member) => {
+                Readiness { caught_up: member.caught_up(), quorum: member.hindrance().is_none() }
+            }
+            Err(_) => Readiness { caught_up: false, quorum: false },
+        }
+    }
+
+    /// Commands waiting for a batch.
+    pub fn commands_waiting(&self) -> usize {
+        self.inner.member().map_or(0, |member| member.proposals.waiting())
+    }
+
+    /// Hands leadership on where this node has it, and answers which node leads then.
+    pub async fn yield_leader(&self, within: Duration) -> Option<NodeId> {
+        let member = self.inner.member().ok()?;
+        membership::yield_leader(&member, None, within).await.ok().map(|yielded| yielded.to)
+    }
+
+    /// Ends it: hands leadership on, stops, and lets the directory go.
+    pub async fn shutdown(&self) {
+        if let Ok(member) = self.inner.member()
+            && member.leader() == Leader::Here
+            && let Err(error) =
+                membership::yield_leader(&member, None, member.timing.election_max * 3).await
+        {
+            tracing::debug!(%error, "leadership was not handed on");
+        }
+        self.inner.halt().await;
+    }
+
+    /// Ends it as a crash would: nothing is handed on and nobody is told.
+    #[cfg(feature = "test-util")]
+    pub async fn crash(&self) {
+        self.inner.halt().await;
+    }
+}
+
+/// Runs what blocks off the runtime.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, OpenError> + Send + 'static,
+) -> Result<T, NodeError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => Ok(done?),
+        Err(error) => Err(NodeError::Raft(error.to_string())),
+    }
+}
+
+/// 401 to whoever does not know the secret.
+async fn demand_secret(State(inner): State<Arc<Inner>>, request: Request, next: Next) -> Response {
+    let given = request.headers().get(header::AUTHORIZATION).map(|value| value.as_bytes());
+    if inner.options.secret.admits(given) {
+        return next.run(request).await;
+    }
+    let body = serde_json::json!({
+        "error": "unauthorized",
+        "message": "send the cluster secret as `Authorization: Bearer SECRET`",
+    });
+    (StatusCode::UNAUTHORIZED, axum::Json(body)).into_response()
+}
+
+impl Inner {
+    /// The member this node is.
+    pub(crate) fn member(&self) -> Result<Arc<Member>, Unavailable> {
+        if let Some(member) = self.member.read().as_ref() {
+            return Ok(member.clone());
+        }
+        let why = match &*self.phase.borrow() {
+            Phase::Seeking(why) => format!("it belongs to no group yet ({why})"),
+            Phase::Failed(why) => why.clone(),
+            Phase::Member | Phase::Stopped => "it is shut down".to_owned(),
+        };
+        Err(Unavailable::NotServing { why })
+    }
+
+    /// The data directory, until the shutdown.
+    pub(crate) fn dir(&self) -> Result<DataDir, NodeError> {
+        let stopped = || NodeError::NotJoined { why: "it was shut down".to_owned() };
+        self.dir.lock().clone().ok_or_else(stopped)
+    }
+
+    /// Decides what the directory is to become.
+    async fn begin(self: &Arc<Self>, dir: DataDir) -> Result<(), NodeError> {
+        let mut lost = None;
+        if dir.quarantined()?.is_none() {
+            if let Some(identity) = dir.identity() {
+                match self.start(identity, false).await {
+                    Ok(()) => return Ok(()),
+                    // Doubtful state is not used; the node comes back as a new one.
+                    Err(NodeError::Open(OpenError::Quarantined { .. })) => lost = dir.identity(),
+                    Err(_) if dir.quarantined()?.is_some() => lost = dir.identity(),
+                    Err(error) => return Err(error),
+                }
+            }
+        } else {
+            lost = dir.identity();
+        }
+        if let Some(lost) = lost {
+            return self.rejoin(dir, lost).await;
+        }
+        match self.options.start.clone() {
+            Start::Member => {
+                Err(NodeError::NotAMember { dir: self.options.dir.display().to_string() })
+            }
+            Start::Bootstrap => self.found().await,
+            Start::Join(addresses) => {
+                self.seek(bootstrap::join(self.clone(), addresses, None));
+                Ok(())
+            }
+            Start::Expect { peers, .. } => {
+                self.seek(bootstrap::expect(self.clone(), peers));
+                Ok(())
+            }
+        }
+    }
+
+    /// Sets doubtful state aside and asks the peers it knew to be taken in as a new node.
+    async fn rejoin(self: &Arc<Self>, dir: DataDir, lost: Identity) -> Result<(), NodeError> {
+        let why = dir.quarantined()?.unwrap_or_default();
+        let addresses: Vec<String> = lost.peers.iter().map(|peer| peer.address.clone()).collect();
+        if addresses.is_empty() {
+            return Err(NodeError::NotJoined {
+                why: format!(
+                    "its data is damaged ({why}) and it knows no peer that has a copy; restore a \
+                     backup into an empty directory"
+                ),
+            });
+        }
+        tracing::error!(node_id = lost.node_id, why, "rejoining as a new node");
+        blocking(move || dir.set_aside().map(|_| ())).await?;
+        self.seek(bootstrap::join(self.clone(), addresses, Some(lost.node_id)));
+        Ok(())
+    }
+
+    /// Runs the search for a group in the background.
+    fn seek(
+        self: &Arc<Self>,
+        search: impl Future<Output = Result<(), NodeError>> + Send + 'static,
+    ) {
+        let inner = self.clone();
+        self.tasks.spawn(async move {
+            let found = tokio::select! {
+                () = inner.stop.cancelled() => return,
+                found = search => found,
+            };
+            if let Err(error) = found {
+                tracing::error!(%error, "this node did not become a member");
+                inner.phase.send_replace(Phase::Failed(error.to_string()));
+            }
+        });
+    }
+
+    /// Founds a group of one.
+    pub(crate) async fn found(self: &Arc<Self>) -> Result<(), NodeError> {
+        let identity = Identity {
+            cluster_id: Uuid::new_v4(),
+            node_id: FOUNDER,
+            name: self.options.name.clone(),
+            peers: Vec::new(),
+        };
+        self.become_member(identity).await
+    }
+
+    /// Stamps the directory and starts.
+    pub(crate) async fn become_member(
+        self: &Arc<Self>,
+        identity: Identity,
+    ) -> Result<(), NodeError> {
+        let dir = self.dir()?;
+        let stamped = identity.clone();
+        blocking(move || dir.stamp(stamped)).await?;
+        self.start(identity, true).await
+    }
+
+    /// Starts Raft on a stamped directory.
+    async fn start(self: &Arc<Self>, identity: Identity, fresh: bool) -> Result<(), NodeError> {
+        let dir = self.dir()?;
+        let NodeOptions { timing, limits, .. } = self.options;
+        let clock = self.options.clock.clone();
+        let client = crate::machine::ClientId { node: identity.node_id, boot: dir.boot().counter };
+        let stop = self.stop.child_token();
+        let proposals =
+            Arc::new(Proposals::new(client, limits.commands_waiting_max, clock.clone(), stop));
+        let sessions = Arc::new(SessionClock::new(clock.clone()));
+        let hook = Arc::new(Hook {
+            proposals: proposals.clone(),
+            sessions: sessions.clone(),
+            wakeups: self.wakeups.clone(),
+        });
+        let opening = dir.clone();
+        let machine = self.options.machine;
+        let (log, state, pristine) = blocking(move || {
+            let log = LogStore::open(&opening, LogOptions::default())?;
+            let pristine = log.is_pristine();
+            let state = StateStore::open(&opening, &log, StateOptions::new(machine), hook)?;
+            Ok((log, state, pristine))
+        })
+        .await?;
+        let peers = Peers::new(
+            identity.cluster_id,
+            identity.node_id,
+            dir.clone(),
+            self.clients.clone(),
+            clock.clone(),
+        );
+        let settings = settings(&timing, &limits).map_err(NodeError::Options)?;
+        let network = Network::new(peers.clone(), timing);
+        let raft = Raft::new(identity.node_id, settings, network, log.clone(), state.clone())
+            .await
+            .map_err(|error| NodeError::Raft(error.to_string()))?;
+        // The founder of a group of one initialises it, also where it was cut off before it could:
+        // its identity is only stamped where no log, no vote and no other member exist.
+        if identity.node_id == FOUNDER && pristine {
+            let nonce = dir.boot().join_nonce.as_u128();
+            let NodeOptions { name, advertise, .. } = &self.options;
+            let me = Peer { name: name.clone(), address: advertise.clone(), nonce, replaces: None };
+            raft.initialize(std::collections::BTreeMap::from([(FOUNDER, me)]))
+                .await
+                .map_err(|error| NodeError::Raft(error.to_string()))?;
+        }
+        let incoming = dir.root().join("incoming");
+        // What a transfer that was cut off left behind.
+        let _ = std::fs::remove_dir_all(&incoming);
+        let member = Arc::new(Member::new(Parts {
+            raft,
+            peers,
+            proposals,
+            sessions,
+            log,
+            state,
+            timing,
+            clock,
+            incoming,
+        }));
+        tracing::info!(
+            node_id = identity.node_id, cluster_id = %identity.cluster_id, fresh, "member of a group"
+        );
+        self.run(member);
+        Ok(())
+    }
+
+    /// Starts the member's tasks.
+    fn run(self: &Arc<Self>, member: Arc<Member>) {
+        for lane in Proposals::lane_numbers() {
+            let carrier = MemberCarrier(member.clone());
+            let proposals = member.proposals.clone();
+            self.tasks.spawn(async move { proposals.run_lane(lane, &carrier).await });
+        }
+        watching::spawn(self, &member);
+        *self.member.write() = Some(member);
+        self.phase.send_replace(Phase::Member);
+    }
+
+    /// Stops everything and lets the directory go.
+    async fn halt(self: &Arc<Self>) {
+        self.phase.send_replace(Phase::Stopped);
+        self.stop.cancel();
+        let member = self.member.write().take();
+        self.dir.lock().take();
+        if let Some(member) = member {
+            if let Err(error) = member.raft.shutdown().await {
+                tracing::warn!(%error, "Raft did not stop cleanly");
+            }
+            member.state.close().await;
+            member.log.close().await;
+        }
+        self.tasks.close();
+        if tokio::time::timeout(Duration::from_secs(5), self.tasks.wait()).await.is_err() {
+            tracing::warn!("some tasks of the node did not end");
+        }
+    }
+
+    /// See [`Status`].
+    pub(crate) fn status(&self) -> Status {
+        let Ok(member) = self.member() else {
+            return Status {
+                cluster_id: None,
+                node_id: None,
+                name: self.options.name.clone(),
+                role: Role::Learner,
+                term: 0,
+                leader: None,
+                applied: 0,
+                committed: 0,
+                state_marks: Vec::new(),
+                nodes: Vec::new(),
+                sessions: Vec::new(),
+                leads: Vec::new(),
+                turns: TurnCounts::default(),
+            };
+        };
+        let server = member.server();
+        let data = member.data();
+        let leader = match member.leader() {
+            Leader::Here => Some(member.id()),
+            Leader::At(id, _) => Some(id),
+            Leader::Nobody => None,
+        };
+        let index = |id: &Option<super::types::LogId>| id.as_ref().map_or(0, |id| id.index());
+        let (sessions, leads, turns) = member.state.read(|machine| status_of(machine, &member));
+        Status {
+            cluster_id: Some(member.peers.cluster.to_string()),
+            node_id: Some(member.id()),
+            name: self.options.name.clone(),
+            role: member.role(),
+            term: server.vote.leader_id.term,
+            leader,
+            applied: index(&data.last_applied),
+            committed: index(&data.local_committed),
+            state_marks: member.state.marks(),
+            nodes: nodes_of(&member, leader),
+            sessions,
+            leads,
+            turns,
+        }
+    }
+}
+
+/// The members, as one of them sees them.
+fn nodes_of(member: &Member, leader: Option<NodeId>) -> Vec<NodeStatus> {
+    let membership = member.membership();
+    let voters: Vec<NodeId> = membership.membership().voter_ids().collect();
+    let nodes = membership.membership().nodes();
+    let one = |(&id, peer): (&NodeId, &Peer)| NodeStatus {
+        id,
+        name: peer.name.clone(),
+        address: peer.address.clone(),
+        role: match leader {
+            _ if id == member.id() => member.role(),
+            Some(leader) if leader == id => Role::Leader,
+            _ if voters.contains(&id) => Role::Follower,
+            _ => Role::Learner,
+        },
+        reachable: member.peers.heard_within(id, super::peers::REACHABLE),
+    };
+    nodes.map(one).collect()
+}
+
+/// What the machine adds to the status.
+fn status_of(
+    machine: &Machine,
+    member: &Member,
+) -> (Vec<SessionStatus>, Vec<LeadStatus>, TurnCounts) {
+    let sessions = machine
+        .sessions()
+        .into_iter()
+        .filter(|view| view.kind != SessionKind::Lock)
+        .map(|view| SessionStatus {
+            valid_ms: member.sessions.left(view.session).as_millis() as u64,
+            replica: view.replica,
+            incarnation: view.session.0,
+            node_id: view.node,
+        })
+        .collect();
+    let leads = machine
+        .leads()
+        .into_iter()
+        .map(|(queue, holder)| LeadStatus {
+            name: format!("{}/{}", queue.prefix, queue.name),
+            holder: holder.session.0,
+            fence: holder.fence.map_or(0, |fence| fence.0),
+        })
+        .collect();
+    let (held, waiting) = machine.turn_counts();
+    (sessions, leads, TurnCounts { held, waiting })
+}
+
+/// What the state store calls.
+#[derive(Debug)]
+struct Hook {
+    proposals: Arc<Proposals>,
+    sessions: Arc<SessionClock>,
+    wakeups: Wakeups,
+}
+
+impl ApplyHook for Hook {
+    fn applied(&self, _index: u64, batch: &Batch, reply: BatchReply, effects: Vec<Effect>) {
+        self.sessions.observe(&effects);
+        // Effects first: who is answered may look for them at once.
+        self.wakeups.dispatch(effects);
+        self.proposals.landed(batch, reply);
+    }
+
+    fn installed(&self, machine: &Machine) {
+        self.sessions.rearm(machine);
+        self.proposals.installed(machine);
+        self.wakeups.raise_all();
+    }
+}
+
+#[async_trait]
+impl Group for Node {
+    fn node_id(&self) -> NodeId {
+        self.inner.member().map_or(0, |member| member.id())
+    }
+
+    fn clock(&self) -> &dyn Clock {
+        &*self.inner.options.clock
+    }
+
+    async fn execute(
+        &self,
+        command: Command,
+        deadline: BootInstant,
+    ) -> Result<Reply, ExecuteError> {
+        let member = self.inner.member().map_err(ExecuteError::NotExecuted)?;
+        let renewal = lease_renewed(&command, &member);
+        member.proposals.execute(command, renewal, deadline, || member.hindrance()).await
+    }
+
+    async fn barrier(&self, deadline: BootInstant) -> Result<(), Unavailable> {
+        let member = self.inner.member()?;
+        let began = member.clock.now();
+        let passed = async {
+            loop {
+                let asking = member.clone();
+                let ask = move || {
+                    let member = asking.clone();
+                    async move { member.read_index().await }
+                };
+                match member.barriers.index(ask).await {
+                    Ok(index) => return member.applied(index).await,
+                    Err(why @ Unavailable::NotServing { .. }) => return Err(why),
+                    // An election takes less than most deadlines; the next round starts later than
+                    // this barrier, so it serves as well.
+                    Err(_) => tokio::time::sleep(member.timing.heartbeat / 2).await,
+                }
+            }
+        };
+        tokio::select! {
+            passed = passed => passed,
+            () = member.clock.sleep_until(deadline) => Err(member
+                .hindrance()
+                .unwrap_or(Unavailable::Timeout { waited: member.clock.now() - began })),
+        }
+    }
+
+    fn read(&self, look: &mut dyn FnMut(&Machine)) {
+        match self.inner.member() {
+            Ok(member) => member.state.read(look),
+            Err(_) => look(&self.inner.empty),
+        }
+    }
+
+    fn wakeups(&self) -> &Wakeups {
+        &self.inner.wakeups
+    }
+
+    fn is_durable(&self) -> bool {
+        true
+    }
+}
+
+/// The lease a command renews: such a command must not be delivered late (DESIGN 3 rule 10).
+fn lease_renewed(command: &Command, member: &Member) -> Option<Duration> {
+    match command {
+        Command::RenewSession { session, .. } => {
+            let view = member.state.read(|machine| machine.session(*session));
+            view.map(|view| Duration::from_millis(view.lease_ms))
+        }
+        Command::RenewLock { ttl_ms, .. } => Some(Duration::from_millis(*ttl_ms)),
+        Command::Keyed { command, .. } => lease_renewed(command, member),
+        _ => None,
+    }
+}
+
+/// The members other than this one, for the identity file.
+pub(crate) fn known_peers(member: &Member) -> Vec<KnownPeer> {
+    let membership = member.membership();
+    let others = membership.membership().nodes().filter(|(id, _)| **id != member.id());
+    others
+        .map(|(&node_id, peer)| KnownPeer {
+            node_id,
+            name: peer.name.clone(),
+            address: peer.address.clone(),
+        })
+        .collect()
+}

@@ -1,0 +1,160 @@
+//! What a member does by itself while it runs: ends silent sessions, remembers its peers, says why
+//! the group cannot be asked, tends the membership where it leads.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use openraft::ServerState;
+use openraft::async_runtime::WatchReceiver;
+
+use super::member::{Leader, Member};
+use super::node::{Inner, known_peers};
+use super::{bootstrap, membership};
+use crate::group::Unavailable;
+use crate::machine::Command;
+
+/// How long one proposed expiry is waited for; it comes up again by itself.
+const EXPIRE_WITHIN: Duration = Duration::from_secs(5);
+/// How long a quorum may be missing before it is said, and how often it is said again.
+const QUORUM_GRACE: Duration = Duration::from_secs(2);
+const QUORUM_AGAIN: Duration = Duration::from_secs(10);
+/// How often the quorum is looked at.
+const QUORUM_LOOK: Duration = Duration::from_millis(500);
+
+/// Starts the tasks of a member.
+pub(crate) fn spawn(inner: &Arc<Inner>, member: &Arc<Member>) {
+    let mut tasks: Vec<futures_util::future::BoxFuture<'static, ()>> = vec![
+        Box::pin(expire_sessions(inner.clone(), member.clone())),
+        Box::pin(follow_changes(inner.clone(), member.clone())),
+        Box::pin(watch_quorum(member.clone())),
+        Box::pin(catch_up(member.clone())),
+        Box::pin(membership::tend(member.clone())),
+        Box::pin(bootstrap::announce(inner.clone(), member.clone())),
+    ];
+    for task in tasks.drain(..) {
+        let stop = inner.stop.clone();
+        inner.tasks.spawn(async move {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = task => {}
+            }
+        });
+    }
+}
+
+/// Proposes the end of sessions whose deadline passed, while this node leads.
+async fn expire_sessions(inner: Arc<Inner>, member: Arc<Member>) {
+    loop {
+        let due = member.sessions.due(|| member.role() == super::Role::Leader).await;
+        for (session, seq) in due {
+            let member = member.clone();
+            let deadline = member.clock.now() + EXPIRE_WITHIN;
+            inner.tasks.spawn(async move {
+                let command = Command::ExpireSession { session, seq };
+                let hindrance = || member.hindrance();
+                let done = member.proposals.execute(command, None, deadline, hindrance).await;
+                tracing::info!(%session, seq, ?done, "session ran out");
+            });
+        }
+    }
+}
+
+/// Acts on changes of leader and membership.
+async fn follow_changes(inner: Arc<Inner>, member: Arc<Member>) {
+    let mut metrics = member.raft.server_metrics();
+    let mut led = None;
+    loop {
+        let (leader, state) = {
+            let now = metrics.borrow_watched();
+            (now.current_leader, now.state)
+        };
+        if leader != led {
+            tracing::info!(node_id = member.id(), ?leader, ?state, "leader changed");
+            led = leader;
+        }
+        if state == ServerState::Leader {
+            member.sessions.look_again();
+        }
+        let peers = known_peers(&member);
+        if let Ok(dir) = inner.dir()
+            && let Ok(Err(error)) =
+                tokio::task::spawn_blocking(move || dir.remember_peers(peers)).await
+        {
+            tracing::warn!(%error, "the peers were not written down");
+        }
+        if metrics.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Says why nothing can be committed.
+async fn watch_quorum(member: Arc<Member>) {
+    let mut missing_since = None;
+    let mut said = None;
+    loop {
+        let now = member.clock.now();
+        match member.hindrance() {
+            Some(Unavailable::NoQuorum { reachable, voters }) => {
+                let since = *missing_since.get_or_insert(now);
+                let quiet = said.is_none_or(|at| now - at >= QUORUM_AGAIN);
+                if now - since >= QUORUM_GRACE && quiet {
+                    let unreachable = unreachable(&member);
+                    tracing::warn!(
+                        "no quorum {reachable}/{voters}: {unreachable} do not answer; start or \
+                         reconnect them"
+                    );
+                    said = Some(now);
+                }
+            }
+            _ => {
+                if said.take().is_some() {
+                    tracing::info!("quorum is back");
+                }
+                missing_since = None;
+            }
+        }
+        tokio::time::sleep(QUORUM_LOOK).await;
+    }
+}
+
+/// The voters that are not heard, by name and address.
+fn unreachable(member: &Member) -> String {
+    let membership = member.membership();
+    let silent = membership.membership().voter_ids().filter(|id| {
+        *id != member.id() && !member.peers.heard_within(*id, super::peers::REACHABLE)
+    });
+    let names: Vec<String> = silent
+        .map(|id| member.peer(id).map_or_else(|| id.to_string(), |peer| peer.to_string()))
+        .collect();
+    if names.is_empty() { "some voters".to_owned() } else { names.join(", ") }
+}
+
+/// Marks the member as caught up once it has applied what its first leader had committed (SPEC K7).
+async fn catch_up(member: Arc<Member>) {
+    let mut metrics = member.raft.data_metrics();
+    let mut target = None;
+    loop {
+        {
+            let data = metrics.borrow_watched();
+            let term = member.raft.server_metrics().borrow_watched().vote.leader_id.term;
+            // What a leader committed in its own term is everything that was acknowledged before.
+            if target.is_none()
+                && member.leader() != Leader::Nobody
+                && let Some(committed) = data.cluster_committed
+                && committed.leader_id.term == term
+            {
+                target = Some(committed);
+            }
+            if target.is_some() && data.last_applied >= target {
+                member.set_caught_up();
+                return;
+            }
+        }
+        // The term may change without the log doing so.
+        let changed = tokio::time::timeout(Duration::from_millis(100), metrics.changed()).await;
+        if matches!(changed, Ok(Err(_))) {
+            return;
+        }
+    }
+}
