@@ -26,10 +26,10 @@ const BATCH_MESSAGES_MAX: usize = 512;
 const BATCH_BYTES_MAX: usize = 2 * VALUE_BYTES_MAX;
 /// Message ids a bot without durability remembers, to handle each once.
 const SEEN_MAX: usize = 100_000;
-/// Kinds of message only the bot itself makes (SPEC G5).
+/// Kinds of message that only the bot itself makes begin so.
+const OWN_KINDS: &str = "botmesh.";
+/// What the bot says of its own accord (SPEC G5).
 pub(crate) const KIND_POST: &str = "botmesh.post";
-/// See [`KIND_POST`].
-pub(crate) const KIND_ENTER: &str = "botmesh.enter";
 
 struct Waiting {
     messages: Vec<Admit>,
@@ -113,7 +113,7 @@ impl Inbox for BotInbox {
             return Err(unavailable("this replica is stopping; ask another"));
         }
         for message in &messages {
-            if message.kind == KIND_POST || message.kind == KIND_ENTER {
+            if message.kind.starts_with(OWN_KINDS) {
                 let why = format!("the kind {:?} is the bot's own", message.kind);
                 return Err(DeliverError::Invalid { id: message.id.clone(), why });
             }

@@ -1,4 +1,65 @@
 //! The runtime a bot author meets.
+//!
+//! Handlers answer messages; flows hold dialogues. Both are async functions that are *lent* what
+//! they act with, `&mut Ctx` and `&mut Convo<S>`, for as long as their chat's turn lasts; so nothing
+//! they started can answer a chat that meanwhile belongs to another replica.
+//!
+//! A whole bot, which asks two questions and greets:
+//!
+//! ```
+//! use botmesh::bot::{Bot, Convo, Flow, FlowId, Next, Result, Route};
+//! use botmesh::provider::webchat::Webchat;
+//! use botmesh::steps;
+//! use serde::{Deserialize, Serialize};
+//!
+//! // What the flow keeps between its questions. It is stored, so it is plain data.
+//! #[derive(Default, Serialize, Deserialize)]
+//! struct Visit { name: String, guests: u32 }
+//!
+//! // Its steps, in order. A step without code below does not compile.
+//! steps! { enum At { Name, Guests, Greet } }
+//!
+//! // Its name, with the type of its state: entering it with another does not compile.
+//! const VISIT: FlowId<Visit> = FlowId::new("visit");
+//!
+//! async fn visit(at: At, c: &mut Convo<Visit>) -> Result<Next<At>> {
+//!     match at {
+//!         At::Name => { c.state.name = c.ask("Your name?").await?; c.next() }
+//!         At::Guests => {
+//!             c.state.guests = c.ask("How many are you?").parse("A number, please.").await?;
+//!             c.next()
+//!         }
+//!         At::Greet => {
+//!             let Visit { name, guests } = &c.state;
+//!             let text = format!("Welcome, {name} and {} more!", guests.saturating_sub(1));
+//!             c.say(text).await?;
+//!             c.end()
+//!         }
+//!     }
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result {
+//! let bot = Bot::builder()
+//!     .provider(Webchat)
+//!     .flow(Flow::new(VISIT, visit).persistent().cancel_on("cancel", "Cancelled."))
+//!     .on("visit", async |ctx| Ok(ctx.enter(VISIT, Visit::default()).await?))
+//!     .on(Route::Any, async |ctx| { ctx.reply("Say `visit`.").await?; Ok(()) })
+//!     .build() // one process, in memory; add `.store(..)` and `.coordination(..)` for replicas
+//!     .await?;
+//! let stop = async {}; // Ctrl-C, say
+//! bot.run_until(stop).await?;
+//! # Ok(()) }
+//! ```
+//!
+//! What holds (with a [`Coordination`] that has durability):
+//! - a message is handled once, in the order of its chat, by one replica at a time;
+//! - a step is a transaction: its replies, the state it leaves, the acknowledgement of the message
+//!   and the release of the turn are one commit, or none of it happened and the message comes again;
+//! - a step that runs again says nothing that was said: replies have ids made of chat, conversation,
+//!   step and number;
+//! - code that ran is not undone: a step that calls the outside calls it again when it runs again.
+//!   Give it [`Ctx::fence`] to tell an old call from a new one.
 
 mod builder;
 mod checkpoint;

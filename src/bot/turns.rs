@@ -116,6 +116,9 @@ struct Job {
 
 impl Job {
     async fn run(&self, held: &mut Held) {
+        if self.scope.message().kind == inbox::KIND_POST {
+            return self.post(held).await;
+        }
         let (before, stored) = match self.before(held.take()).await {
             Ok(found) => found,
             Err(error) => return self.failed(error).await,
@@ -225,9 +228,6 @@ impl Job {
     /// Hands the message to the handler its route leads to.
     async fn route(&self) -> End {
         let message = self.scope.message();
-        if message.kind == inbox::KIND_POST {
-            return self.post().await;
-        }
         let text = message.text.as_str();
         let found = self.runtime.routes.iter().find(|(route, _)| route.takes(text));
         let any = || self.runtime.routes.iter().find(|(r, _)| *r == super::Route::Any);
@@ -258,15 +258,23 @@ impl Job {
         }
     }
 
-    /// A message the bot itself posted (SPEC G5).
-    async fn post(&self) -> End {
+    /// Says what the bot itself posted (SPEC G5). The chat's conversation is none the wiser: what of
+    /// it is in memory stays, unless another replica held the turn in between.
+    async fn post(&self, held: &mut Held) {
+        let turn = self.scope.turn();
+        if turn.previous_holder() != Some(turn.incarnation()) {
+            drop(held.take());
+        }
         let id = format!("{}/{}/post", self.scope.chat(), self.scope.origin());
-        match self.scope.send(id, self.scope.message().text.clone()).await {
-            Ok(()) => End::Over,
-            Err(source) => {
-                let id = self.scope.message().id.clone();
-                End::FailedForGood(RuntimeError::Send { chat: self.chat(), id, source })
-            }
+        if let Err(source) = self.scope.send(id.clone(), self.scope.message().text.clone()).await {
+            let error = RuntimeError::Send { chat: self.chat(), id, source };
+            self.runtime.events.error(Some(self.chat()), error);
+        }
+        let mut ops = self.scope.sends();
+        ops.extend([Op::Acknowledge(turn.ticket()), Op::Release(turn.ticket())]);
+        match self.written(ops).await {
+            Ok(_) => turn.mark_released(),
+            Err(error) => self.refused(error),
         }
     }
 

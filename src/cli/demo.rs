@@ -1,13 +1,10 @@
 //! The demo bot (SPEC N6): takes an order in four questions, echoes everything else.
 
-use std::sync::Arc;
-
 use serde::{Deserialize, Serialize};
 
 use crate::bot::{
     Bot, BotBuilder, BuildError, Convo, Coordination, Ctx, Flow, FlowId, Next, Result, Route,
 };
-use crate::coordinator::Coordinator;
 use crate::provider::webchat::Webchat;
 use crate::provider::webhook::{ReplyUrlError, WebhookProvider};
 use crate::steps;
@@ -97,20 +94,20 @@ pub enum DemoError {
     Build(#[from] BuildError),
 }
 
-/// The demo bot on this store and coordinator, with the webhook `demo` and the chat page.
+/// The demo bot on this store and coordination, with the webhook `demo` and the chat page.
 pub async fn bot(
-    store: Arc<dyn Store>,
-    coordinator: Arc<dyn Coordinator>,
-    reply_url: Option<&str>,
+    store: impl Store,
+    coordination: Coordination,
+    reply_url: Option<String>,
 ) -> Result<Bot, DemoError> {
     let mut webhook = WebhookProvider::new(WEBHOOK);
     if let Some(url) = reply_url {
-        webhook = webhook.reply_url(url)?;
+        webhook = webhook.reply_url(&url)?;
     }
     let bot = flows(Bot::builder())
         .provider(webhook)
         .provider(Webchat)
         .store(store)
-        .coordination(Coordination::new(coordinator));
+        .coordination(coordination);
     Ok(bot.build().await?)
 }

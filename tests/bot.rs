@@ -1,0 +1,11 @@
+//! Bots on a hub: what a bot author relies on, by SPEC row. No process, no port, no disk; the
+//! machine under them is the one the Raft group runs.
+
+mod bot {
+    pub mod support;
+
+    mod conversations;
+    mod durability;
+    mod life;
+    mod order_flow;
+}
