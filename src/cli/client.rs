@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::config::{HostPort, Settings};
-use crate::types::NodeId;
+use crate::raft::{Role, Secret, Status};
 
 use super::args::CallArgs;
 use super::failure::Failure;
@@ -16,56 +16,8 @@ use super::secret;
 #[derive(Clone, Debug)]
 pub(super) struct Client {
     address: HostPort,
-    secret: String,
+    secret: Secret,
     http: reqwest::Client,
-}
-
-/// `GET /cluster/status` (SPEC N4). What it does not need, it does not name.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-pub(super) struct Status {
-    cluster_id: String,
-    pub(super) node_id: NodeId,
-    name: String,
-    pub(super) role: String,
-    term: u64,
-    pub(super) leader: Option<NodeId>,
-    applied: Option<u64>,
-    committed: Option<u64>,
-    pub(super) nodes: Vec<Member>,
-    sessions: Vec<Session>,
-    leads: Vec<Lead>,
-    turns: Turns,
-}
-
-/// A member.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-pub(super) struct Member {
-    pub(super) id: NodeId,
-    pub(super) name: String,
-    address: String,
-    pub(super) role: String,
-    reachable: bool,
-}
-
-#[derive(Clone, Debug, Deserialize, Serialize)]
-struct Session {
-    replica: String,
-    incarnation: Value,
-    node_id: NodeId,
-    valid_ms: u64,
-}
-
-#[derive(Clone, Debug, Deserialize, Serialize)]
-struct Lead {
-    name: String,
-    holder: Value,
-    fence: u64,
-}
-
-#[derive(Clone, Debug, Deserialize, Serialize)]
-struct Turns {
-    held: u64,
-    waiting: u64,
 }
 
 /// How long the connection may take.
@@ -81,7 +33,7 @@ impl Client {
         Self::with_secret(settings.cluster.clone(), secret)
     }
 
-    pub(super) fn with_secret(address: HostPort, secret: String) -> Result<Self, Failure> {
+    pub(super) fn with_secret(address: HostPort, secret: Secret) -> Result<Self, Failure> {
         // No proxy: the cluster's own traffic never leaves by one.
         let http = reqwest::Client::builder()
             .no_proxy()
@@ -118,7 +70,8 @@ impl Client {
         within: Duration,
     ) -> Result<Value, Failure> {
         let url = format!("http://{}{path}", self.address);
-        let mut request = self.http.request(method, &url).bearer_auth(&self.secret).timeout(within);
+        let mut request =
+            self.http.request(method, &url).bearer_auth(self.secret.reveal()).timeout(within);
         if let Some(body) = body {
             request = request.json(&body);
         }
@@ -165,7 +118,7 @@ fn root_cause(error: &dyn std::error::Error) -> String {
 /// `botmesh status`.
 pub(super) async fn show_status(settings: &Settings, args: &CallArgs) -> Result<String, Failure> {
     let (status, value) = Client::new(settings)?.status().await?;
-    Ok(if args.json { pretty(&value) } else { status.table() })
+    Ok(if args.json { pretty(&value) } else { table(&status) })
 }
 
 /// `botmesh yield-leader`.
@@ -185,55 +138,54 @@ pub(super) fn pretty(value: &Value) -> String {
     serde_json::to_string_pretty(value).unwrap_or_default()
 }
 
-impl Status {
-    fn table(&self) -> String {
-        let or_none = |number: Option<u64>| number.map_or("-".to_owned(), |n| n.to_string());
-        let mut text = format!(
-            "cluster {}  term {}  leader {}\nseen by {} (node {}, {}): applied {}, committed {}\n\n",
-            self.cluster_id,
-            self.term,
-            or_none(self.leader),
-            self.name,
-            self.node_id,
-            self.role,
-            or_none(self.applied),
-            or_none(self.committed),
-        );
-        text += &columns(
-            &["NODE", "NAME", "ROLE", "REACHABLE", "ADDRESS"],
-            self.nodes.iter().map(|node| {
-                let reachable = if node.reachable { "yes" } else { "no" };
-                [
-                    node.id.to_string(),
-                    node.name.clone(),
-                    node.role.clone(),
-                    reachable.to_owned(),
-                    node.address.clone(),
-                ]
-            }),
-        );
+fn table(status: &Status) -> String {
+    let or_none = |id: Option<u64>| id.map_or("-".to_owned(), |id| id.to_string());
+    let mut text = format!(
+        "cluster {}  term {}  leader {}\nseen by {} (node {}, {}): applied {}, committed {}\n\n",
+        status.cluster_id.as_deref().unwrap_or("-"),
+        status.term,
+        or_none(status.leader),
+        status.name,
+        or_none(status.node_id),
+        word(status.role),
+        status.applied,
+        status.committed,
+    );
+    let nodes = status.nodes.iter().map(|node| {
+        let reachable = if node.reachable { "yes" } else { "no" };
+        let role = word(node.role);
+        [
+            node.id.to_string(),
+            node.name.clone(),
+            role.into(),
+            reachable.into(),
+            node.address.clone(),
+        ]
+    });
+    text += &columns(&["NODE", "NAME", "ROLE", "REACHABLE", "ADDRESS"], nodes);
+    text.push('\n');
+    let sessions = status.sessions.iter().map(|session| {
+        let valid = format!("{:.1} s", session.valid_ms as f64 / 1000.0);
+        let incarnation = session.incarnation.to_string();
+        [session.replica.clone(), incarnation, session.node_id.to_string(), valid]
+    });
+    text += &columns(&["REPLICA", "INCARNATION", "NODE", "VALID"], sessions);
+    if !status.leads.is_empty() {
         text.push('\n');
-        text += &columns(
-            &["REPLICA", "INCARNATION", "NODE", "VALID"],
-            self.sessions.iter().map(|session| {
-                [
-                    session.replica.clone(),
-                    session.incarnation.to_string(),
-                    session.node_id.to_string(),
-                    format!("{:.1} s", session.valid_ms as f64 / 1000.0),
-                ]
-            }),
-        );
-        if !self.leads.is_empty() {
-            text.push('\n');
-            text += &columns(
-                &["LEAD", "HOLDER", "FENCE"],
-                self.leads.iter().map(|lead| {
-                    [lead.name.clone(), lead.holder.to_string(), lead.fence.to_string()]
-                }),
-            );
-        }
-        text + &format!("\nturns: {} held, {} waiting\n", self.turns.held, self.turns.waiting)
+        let leads = status.leads.iter();
+        let leads =
+            leads.map(|lead| [lead.name.clone(), lead.holder.to_string(), lead.fence.to_string()]);
+        text += &columns(&["LEAD", "HOLDER", "FENCE"], leads);
+    }
+    text + &format!("\nturns: {} held, {} waiting\n", status.turns.held, status.turns.waiting)
+}
+
+fn word(role: Role) -> &'static str {
+    match role {
+        Role::Leader => "leader",
+        Role::Follower => "follower",
+        Role::Learner => "learner",
+        Role::Candidate => "candidate",
     }
 }
 
@@ -261,20 +213,20 @@ mod tests {
     fn n4_the_table_shows_what_the_status_says() {
         let status = json!({
             "cluster_id": "c0ffee", "node_id": 2, "name": "n2", "role": "follower", "term": 4,
-            "leader": null, "applied": 17, "committed": null, "state_marks": [],
+            "leader": null, "applied": 17, "committed": 18, "state_marks": [],
             "nodes": [
-                {"id": 1, "name": "n1", "address": "127.0.0.1:9101", "role": "voter",
+                {"id": 1, "name": "n1", "address": "127.0.0.1:9101", "role": "leader",
                  "reachable": false},
-                {"id": 12, "name": "n2", "address": "127.0.0.1:9102", "role": "voter",
+                {"id": 12, "name": "n2", "address": "127.0.0.1:9102", "role": "follower",
                  "reachable": true}
             ],
             "sessions": [{"replica": "r", "incarnation": 5, "node_id": 2, "valid_ms": 14300}],
             "leads": [{"name": "job", "holder": 5, "fence": 9}],
             "turns": {"held": 3, "waiting": 1}
         });
-        let table = Status::deserialize(&status).unwrap().table();
+        let table = super::table(&Status::deserialize(&status).unwrap());
         assert!(table.contains("term 4  leader -"), "{table}");
-        assert!(table.contains("\n1     n1    voter  no         127.0.0.1:9101\n"), "{table}");
+        assert!(table.contains("\n1     n1    leader    no         127.0.0.1:9101\n"), "{table}");
         assert!(table.contains("14.3 s") && table.contains("job   5       9"), "{table}");
         assert!(table.ends_with("turns: 3 held, 1 waiting\n"), "{table}");
     }

@@ -6,6 +6,7 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::config::Settings;
+use crate::raft::{Secret, SecretError};
 
 use super::failure::Failure;
 
@@ -15,25 +16,20 @@ pub(super) fn path(settings: &Settings) -> PathBuf {
 }
 
 /// Reads the secret.
-pub(super) fn read(path: &Path) -> Result<String, Failure> {
+pub(super) fn read(path: &Path) -> Result<Secret, Failure> {
     let shown = path.display();
-    let text = std::fs::read_to_string(path).map_err(|error| {
-        Failure::Usage(format!(
-            "cannot read the cluster secret {shown}: {error}; copy it from a node of the group, \
+    let secret = Secret::from_file(path).map_err(|error| match error {
+        SecretError::Read { source, .. } => Failure::Usage(format!(
+            "cannot read the cluster secret {shown}: {source}; copy it from a node of the group, \
              or name it with --secret-file"
-        ))
+        )),
+        other => Failure::Usage(format!("{shown}: {other}")),
     })?;
-    let secret = text.trim();
-    if secret.len() < 16 || !secret.chars().all(|c| c.is_ascii_graphic()) {
-        return Err(Failure::Usage(format!(
-            "the cluster secret {shown} is no secret: 16 or more printable characters on one line"
-        )));
-    }
     let mode = std::fs::metadata(path).map_or(0, |data| data.permissions().mode());
     if mode & 0o077 != 0 {
         tracing::warn!("the cluster secret {shown} can be read by others; chmod 600 {shown}");
     }
-    Ok(secret.to_owned())
+    Ok(secret)
 }
 
 /// Makes a secret where there is none. Two that start at once get the same one.
@@ -55,9 +51,8 @@ pub(super) fn make(path: &Path) -> Result<(), Failure> {
         .mode(0o600)
         .open(&draft)
         .map_err(fault)?;
-    let key: [u8; 32] = rand::random();
-    let text: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
-    file.write_all(format!("{text}\n").as_bytes()).and_then(|()| file.sync_all()).map_err(fault)?;
+    let text = format!("{}\n", Secret::random().reveal());
+    file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(fault)?;
     // A link fails where the name exists: the first secret stays.
     let made = std::fs::hard_link(&draft, path);
     std::fs::remove_file(&draft).map_err(fault)?;
@@ -79,12 +74,11 @@ mod tests {
         assert!(matches!(read(&path), Err(Failure::Usage(text)) if text.contains("--secret-file")));
         make(&path).unwrap();
         let first = read(&path).unwrap();
-        assert_eq!(first.len(), 64);
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         make(&path).unwrap();
-        assert_eq!(read(&path).unwrap(), first);
+        assert_eq!(read(&path).unwrap().reveal(), first.reveal());
         assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
         std::fs::write(&path, "short").unwrap();
-        assert!(matches!(read(&path), Err(Failure::Usage(text)) if text.contains("no secret")));
+        assert!(matches!(read(&path), Err(Failure::Usage(text)) if text.contains("16 to 1024")));
     }
 }

@@ -18,6 +18,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
 use crate::config::{HostPort, Settings};
+use crate::raft::Role;
 use crate::supervise::{self, Event, Order, Spec};
 
 use super::client::Client;
@@ -77,7 +78,9 @@ fn plan(settings: &Settings) -> Result<Vec<Plan>, Failure> {
     };
     for (what, base) in [("public", &settings.public), ("cluster", &settings.cluster)] {
         if base.port == 0 {
-            return Err(Failure::Usage(format!("{what}: up needs a port; node i adds i - 1 to it")));
+            return Err(Failure::Usage(format!(
+                "{what}: up needs a port; node i adds i - 1 to it"
+            )));
         }
     }
     let beyond = settings.dir.join(format!("n{}", settings.nodes + 1));
@@ -105,10 +108,8 @@ fn plan(settings: &Settings) -> Result<Vec<Plan>, Failure> {
 /// Keeps a second `up` off this directory for as long as the file is open.
 fn lock(dir: &Path) -> Result<File, Failure> {
     let path = dir.join("up.lock");
-    let fault =
-        |error: std::io::Error| Failure::Directory(format!("{}: {error}", path.display()));
-    let mut file =
-        File::options().read(true).write(true).create(true).truncate(false).open(&path);
+    let fault = |error: std::io::Error| Failure::Directory(format!("{}: {error}", path.display()));
+    let mut file = File::options().read(true).write(true).create(true).truncate(false).open(&path);
     let file = file.as_mut().map_err(|error| fault(std::io::Error::from(error.kind())))?;
     if flock(&*file, FlockOperation::NonBlockingLockExclusive).is_err() {
         let mut pid = String::new();
@@ -239,14 +240,14 @@ async fn missing(plans: &[Plan], clients: &[Client]) -> Option<String> {
             return Some(format!("{} is not ready", plan.name));
         }
         let status = match client.status().await {
-            Ok(status) => status.0,
+            Ok((status, _)) => status,
             Err(error) => return Some(format!("{} has no status: {error}", plan.name)),
         };
         let member = |plan: &&Plan| status.nodes.iter().any(|node| node.name == plan.name);
         if let Some(absent) = plans.iter().find(|plan| !member(plan)) {
             return Some(format!("{} is not a member yet, says {}", absent.name, plan.name));
         }
-        let voters = status.nodes.iter().filter(|node| node.role != "learner").count();
+        let voters = status.nodes.iter().filter(|node| node.role != Role::Learner).count();
         let wanted = voters_of(plans.len());
         if voters < wanted {
             return Some(format!("{voters} of {wanted} voters, says {}", plan.name));

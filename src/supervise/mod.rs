@@ -166,9 +166,8 @@ impl Keeper<'_> {
         }
         let out = child.stdout.take();
         let err = child.stderr.take();
-        let log = LogFile::open(&self.spec.log).map_err(|error| {
-            format!("cannot write {}: {error}", self.spec.log.display())
-        })?;
+        let log = LogFile::open(&self.spec.log)
+            .map_err(|error| format!("cannot write {}: {error}", self.spec.log.display()))?;
         let log = Mutex::new(log);
         let orders = self.orders.clone();
         // Output is read to its end before the child counts as ended: its last words are the ones
