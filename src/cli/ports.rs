@@ -40,7 +40,7 @@ fn refused(what: &str, address: &HostPort, resolved: SocketAddr, error: &io::Err
         None => "by another process (not visible to this user); stop it".to_owned(),
     };
     Failure::PortTaken(format!(
-        "{what} {address}: port {} is taken {by} or choose another address",
+        "{what} {address}: port {} is in use {by} or choose another address",
         resolved.port()
     ))
 }
