@@ -155,8 +155,7 @@ fn layers_import_only_what_the_table_allows() {
         if matches!(layer.as_str(), "lib" | "main" | "cli" | "testing") {
             continue;
         }
-        let allowed =
-            table.get(layer.as_str()).unwrap_or_else(|| panic!("no row for src/{layer}"));
+        let allowed = table.get(layer.as_str()).unwrap_or_else(|| panic!("no row for src/{layer}"));
         let Some(code) = code(&path, &text) else { continue };
         for name in crate_paths(&code) {
             if name != layer && !allowed.contains(&name.as_str()) {
