@@ -38,7 +38,7 @@ pub(super) enum Verb {
     Up(UpArgs),
     /// Run one node with the demo bot
     Run(RunArgs),
-    /// Make a running group admit a node
+    /// Run one node that joins the group of a member: short for `run --join MEMBER`
     Join(JoinArgs),
     /// Take a node out of the group for good
     Leave(LeaveArgs),
@@ -116,6 +116,9 @@ pub(super) struct RunArgs {
     /// Cluster addresses of all that start together, the own included
     #[arg(long, value_name = "A,B,C")]
     peers: Option<String>,
+    /// Public addresses of all nodes, for the chat page
+    #[arg(long, value_name = "A,B,C")]
+    public_peers: Option<String>,
     /// How long a message waits for its turn before an error is raised
     #[arg(long, value_name = "TIME")]
     turn_wait: Option<String>,
@@ -154,11 +157,11 @@ pub(super) struct LeaveArgs {
 /// `join`.
 #[derive(Debug, Args)]
 pub(super) struct JoinArgs {
-    /// Cluster address of the node to admit
-    #[arg(value_name = "HOST:PORT")]
-    pub(super) address: String,
+    /// Cluster address of any member of the group
+    #[arg(value_name = "MEMBER")]
+    pub(super) member: String,
     #[command(flatten)]
-    pub(super) call: CallArgs,
+    pub(super) run: RunArgs,
 }
 
 impl Cli {
@@ -173,7 +176,10 @@ impl Cli {
         match &self.verb {
             Verb::Up(args) => args.layer(&mut layers),
             Verb::Run(args) => args.layer(&mut layers),
-            Verb::Join(args) => args.call.layer(&mut layers),
+            Verb::Join(args) => {
+                args.run.layer(&mut layers);
+                layers.flag("join", Some(args.member.clone()));
+            }
             Verb::Leave(args) => args.call.layer(&mut layers),
             Verb::YieldLeader(args) | Verb::Status(args) => args.layer(&mut layers),
         }
@@ -208,6 +214,7 @@ impl RunArgs {
         layers.flag("join", self.join.clone());
         layers.flag("bootstrap_expect", self.bootstrap_expect.clone());
         layers.flag("peers", self.peers.clone());
+        layers.flag("public_peers", self.public_peers.clone());
         layers.flag("turn_wait", self.turn_wait.clone());
         layers.flag("settle", self.settle.clone());
     }

@@ -7,8 +7,9 @@ use serde_json::{Value, json};
 
 use crate::config::{HostPort, Settings};
 use crate::raft::{Role, Secret, Status};
+use crate::types::NodeId;
 
-use super::args::CallArgs;
+use super::args::{CallArgs, LeaveArgs};
 use super::failure::Failure;
 use super::secret;
 
@@ -127,10 +128,50 @@ pub(super) async fn yield_leader(settings: &Settings, args: &CallArgs) -> Result
     if args.json {
         return Ok(pretty(&answer));
     }
-    Ok(match answer["leader"].as_u64() {
-        Some(leader) => format!("node {leader} leads now"),
-        None => "leadership was handed on".to_owned(),
-    })
+    Ok(format!("node {} handed on; node {} leads now", answer["from"], answer["to"]))
+}
+
+/// `botmesh leave`.
+pub(super) async fn leave(settings: &Settings, args: &LeaveArgs) -> Result<String, Failure> {
+    let client = Client::new(settings)?;
+    let (status, _) = client.status().await?;
+    let id = match &args.node {
+        None => status.node_id.ok_or_else(|| {
+            Failure::Refused(format!("{} belongs to no group yet; nothing to leave", status.name))
+        })?,
+        Some(node) => find(&status, node)?,
+    };
+    let answer = client.change("/cluster/leave", json!({ "node_id": id })).await?;
+    if args.call.json {
+        return Ok(pretty(&answer));
+    }
+    let mut text = format!("node {id} has left; voters now: {}\n", answer["voters"]);
+    if let Some(warning) = answer["warning"].as_str() {
+        text += &format!("warning: {warning}\n");
+    }
+    Ok(text + "stop its process and remove its data directory; its id is never used again")
+}
+
+/// A member by id or by name.
+fn find(status: &Status, wanted: &str) -> Result<NodeId, Failure> {
+    let id: Option<NodeId> = wanted.parse().ok();
+    let found: Vec<NodeId> = status
+        .nodes
+        .iter()
+        .filter(|node| Some(node.id) == id || node.name == wanted)
+        .map(|node| node.id)
+        .collect();
+    match found[..] {
+        [one] => Ok(one),
+        [] => {
+            let names: Vec<&str> = status.nodes.iter().map(|node| node.name.as_str()).collect();
+            let names = names.join(", ");
+            Err(Failure::Usage(format!("no node {wanted:?} in the group; there are: {names}")))
+        }
+        _ => {
+            Err(Failure::Usage(format!("several nodes match {wanted:?}: ids {found:?}; give one")))
+        }
+    }
 }
 
 pub(super) fn pretty(value: &Value) -> String {
@@ -229,5 +270,8 @@ mod tests {
         assert!(table.contains("\n1     n1    leader    no         127.0.0.1:9101\n"), "{table}");
         assert!(table.contains("14.3 s") && table.contains("job   5       9"), "{table}");
         assert!(table.ends_with("turns: 3 held, 1 waiting\n"), "{table}");
+        let status = Status::deserialize(&status).unwrap();
+        assert_eq!((find(&status, "n2").unwrap(), find(&status, "1").unwrap()), (12, 1));
+        assert!(find(&status, "n9").unwrap_err().to_string().contains("n1, n2"));
     }
 }

@@ -8,7 +8,9 @@
 mod args;
 mod client;
 mod failure;
+mod health;
 mod ports;
+mod run;
 mod secret;
 mod up;
 
@@ -26,7 +28,7 @@ pub mod demo;
 
 /// Runs the command line of this process and returns its exit code.
 pub fn main() -> ExitCode {
-    match run(&Cli::parse()) {
+    match dispatch(&Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             // Nobody may read stderr any more; the code still says it.
@@ -36,14 +38,15 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn run(cli: &Cli) -> Result<(), Failure> {
+fn dispatch(cli: &Cli) -> Result<(), Failure> {
     let settings = Settings::from_layers(&cli.layers()?)?;
     start_log(&settings);
     match &cli.verb {
         Verb::Up(_) => up::up(&settings, cli.config.as_deref()),
         Verb::Status(args) => call(client::show_status(&settings, args)),
         Verb::YieldLeader(args) => call(client::yield_leader(&settings, args)),
-        Verb::Run(_) | Verb::Join(_) | Verb::Leave(_) => Err(Failure::Other(String::new())),
+        Verb::Leave(args) => call(client::leave(&settings, args)),
+        Verb::Run(_) | Verb::Join(_) => run::run(&settings),
     }
 }
 

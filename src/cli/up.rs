@@ -25,7 +25,7 @@ use super::client::Client;
 use super::failure::Failure;
 use super::{ports, say, secret};
 
-/// How long a node may take to end by itself: longer than its own bound for a graceful stop.
+/// How long a node may take to end by itself beyond `settle`: longer than its own bound.
 const GRACE: Duration = Duration::from_secs(20);
 /// Distance of two looks at a starting group.
 const LOOK: Duration = Duration::from_millis(50);
@@ -58,13 +58,13 @@ pub(super) fn up(settings: &Settings, config: Option<&Path>) -> Result<(), Failu
         .map_err(|error| Failure::Other(format!("cannot find this program's file: {error}")))?;
     let clients = plans
         .iter()
-        .map(|plan| Client::with_secret(plan.cluster.clone(), secret.clone()))
+        .map(|plan| Client::with_secret(plan.cluster.dialled_here(), secret.clone()))
         .collect::<Result<Vec<_>, _>>()?;
     let children = plans.iter().map(|plan| child(settings, config, &plans, plan, &program));
     let options = supervise::Options {
         children: children.collect(),
         restart: settings.restart,
-        grace: GRACE,
+        grace: settings.settle + GRACE,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime =
@@ -132,7 +132,10 @@ fn child(
     plan: &Plan,
     program: &Path,
 ) -> Spec {
-    let peers: Vec<String> = plans.iter().map(|plan| plan.cluster.to_string()).collect();
+    let list = |address: fn(&Plan) -> HostPort| {
+        let all: Vec<String> = plans.iter().map(|plan| address(plan).to_string()).collect();
+        all.join(",")
+    };
     let mut arguments = vec!["run".to_owned()];
     let mut add = |flag: &str, value: String| {
         arguments.push(flag.to_owned());
@@ -142,12 +145,14 @@ fn child(
     add("--dir", plan.dir.display().to_string());
     add("--public", plan.public.to_string());
     add("--cluster", plan.cluster.to_string());
+    add("--advertise", plan.cluster.dialled_here().to_string());
     add("--secret-file", secret::path(settings).display().to_string());
     add("--lease", humantime::format_duration(settings.lease).to_string().replace(' ', ""));
     add("--turn-wait", humantime::format_duration(settings.turn_wait).to_string().replace(' ', ""));
     add("--settle", humantime::format_duration(settings.settle).to_string().replace(' ', ""));
     add("--bootstrap-expect", plans.len().to_string());
-    add("--peers", peers.join(","));
+    add("--peers", list(|plan| plan.cluster.dialled_here()));
+    add("--public-peers", list(|plan| plan.public.clone()));
     add("--log", settings.log.clone());
     if let Some(url) = &settings.reply_url {
         add("--reply-url", url.clone());
@@ -275,22 +280,25 @@ fn banner(settings: &Settings, plans: &[Plan]) {
     for plan in plans {
         lines.push(format!(
             "  {}  chat http://{}/  cluster {}",
-            plan.name, plan.public, plan.cluster
+            plan.name,
+            plan.public.dialled_here(),
+            plan.cluster
         ));
     }
     if let Some(last) = plans.last() {
         lines.push(format!(
             "  webhook  curl -H 'content-type: application/json' -d '{}' http://{}/webhooks/demo",
-            r#"{"id":"1","chat":"ann","text":"order"}"#, last.public
+            r#"{"id":"1","chat":"ann","text":"order"}"#,
+            last.public.dialled_here()
         ));
         lines.push(format!(
             "  replies  curl 'http://{}/webhooks/demo/replies?chat=ann'",
-            last.public
+            last.public.dialled_here()
         ));
     }
     lines.push(format!(
         "  status   botmesh status --cluster {} --dir {}",
-        settings.cluster,
+        settings.cluster.dialled_here(),
         settings.dir.display()
     ));
     lines.push("  Ctrl-C stops all nodes; their data stays".to_owned());

@@ -48,6 +48,13 @@ impl HostPort {
         Some(Self { host: self.host.clone(), port })
     }
 
+    /// The same, as somebody on this machine dials it.
+    #[must_use]
+    pub fn dialled_here(&self) -> Self {
+        let host = if self.is_unspecified() { "127.0.0.1".to_owned() } else { self.host.clone() };
+        Self { host, port: self.port }
+    }
+
     /// Whether the host means "every address of this machine", which nobody can dial.
     pub fn is_unspecified(&self) -> bool {
         self.host.parse::<IpAddr>().is_ok_and(|address| address.is_unspecified())

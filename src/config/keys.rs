@@ -36,6 +36,11 @@ pub const KEYS: &[Key] = &[
     key("public", "127.0.0.1:8101", "listener for webhooks and the chat page; `up` adds i − 1"),
     key("cluster", "127.0.0.1:9101", "listener for peers and operators; `up` adds i − 1"),
     key("advertise", "the cluster address", "`HOST:PORT` by which the peers reach this node"),
+    key(
+        "public_peers",
+        "none",
+        "`run`: public addresses of all nodes; the chat page changes over to them",
+    ),
     key("secret_file", "DIR/secret", "file that holds the cluster secret; mode 0600"),
     key("reply_url", "none", "where the demo webhook POSTs its replies; unset, they are listed"),
     key("lease", "15s", "how long a silent replica keeps its chats; 500ms to 1h"),

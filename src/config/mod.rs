@@ -250,6 +250,8 @@ pub struct Settings {
     pub cluster: HostPort,
     /// How peers reach this node, where that is not the cluster listener's address.
     pub advertise: Option<HostPort>,
+    /// Public addresses of all nodes, for the chat page.
+    pub public_peers: Vec<HostPort>,
     /// The file with the secret; `None` = `secret` in the data directory.
     pub secret_file: Option<PathBuf>,
     /// Where the demo POSTs replies.
@@ -286,6 +288,7 @@ impl Settings {
             public: or("public", "127.0.0.1:8101")?,
             cluster: or("cluster", "127.0.0.1:9101")?,
             advertise: layers.read("advertise", advertised)?,
+            public_peers: layers.read("public_peers", addresses)?.unwrap_or_default(),
             secret_file: layers.read("secret_file", path)?,
             reply_url: layers.read("reply_url", url)?,
             lease: duration(layers, "lease", "15s", LEASE)?,
@@ -360,6 +363,10 @@ fn advertised(text: &str) -> Result<HostPort, String> {
     Ok(address)
 }
 
+fn addresses(text: &str) -> Result<Vec<HostPort>, String> {
+    text.split(',').map(|address| HostPort::parse(address.trim())).collect()
+}
+
 fn peers(text: &str) -> Result<Vec<HostPort>, String> {
     let list: Vec<HostPort> =
         text.split(',').map(|peer| advertised(peer.trim())).collect::<Result<_, _>>()?;
@@ -372,10 +379,8 @@ fn peers(text: &str) -> Result<Vec<HostPort>, String> {
 
 fn url(text: &str) -> Result<String, String> {
     match text.parse::<reqwest::Url>() {
-        Ok(url) if matches!(url.scheme(), "http" | "https") && url.has_host() => {
-            Ok(text.to_owned())
-        }
-        Ok(_) => Err("give an http:// or https:// address".to_owned()),
+        Ok(url) if url.scheme() == "http" && url.has_host() => Ok(text.to_owned()),
+        Ok(_) => Err("give an http:// address; for TLS put a proxy in front of it".to_owned()),
         Err(error) => Err(format!("not a URL: {error}")),
     }
 }
