@@ -28,7 +28,7 @@ use super::failure::Failure;
 use super::health::Health;
 use super::{demo, ports, say, secret};
 
-/// The demo bot's prefix in the group and its provider's id.
+/// The demo bot's prefix in the group.
 const PREFIX: &str = "demo";
 /// How long the bot may take to end what it does and give it back, beyond `settle`.
 const BOT_STOP: Duration = Duration::from_secs(5);
@@ -317,7 +317,7 @@ fn public_app(
         store: bot.store(),
     };
     let page = http::webchat::Options {
-        channel: PREFIX.to_owned(),
+        channel: demo::WEBHOOK.to_owned(),
         nodes: nodes.clone(),
         stop: stop.public.clone(),
     };
