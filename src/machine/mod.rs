@@ -52,7 +52,7 @@ pub use state::{
     DeadLetter, JournalRecord, Limits, LoadError, Machine, OutboxEntry, Row, SessionView, TaskView,
     TicketState,
 };
-pub use stored::{Cut, Frozen};
+pub use stored::{Change, Cut, Frozen};
 
 #[cfg(test)]
 mod tests;

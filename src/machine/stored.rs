@@ -38,6 +38,9 @@ pub struct Cut {
     tables: CutTables,
 }
 
+/// One changed record: its key, and its new value or `None` where it was deleted.
+pub type Change = (Vec<u8>, Option<Vec<u8>>);
+
 fn config() -> impl bincode::config::Config {
     bincode::config::standard().with_limit::<{ VALUE_LEN_MAX as usize }>()
 }
@@ -181,7 +184,7 @@ fn length(bytes: &[u8]) -> u32 {
 
 impl Cut {
     /// The changed records: key, and the new value or `None` where deleted.
-    pub fn records(&self) -> Box<dyn Iterator<Item = (Vec<u8>, Option<Vec<u8>>)> + '_> {
+    pub fn records(&self) -> Box<dyn Iterator<Item = Change> + '_> {
         self.tables.records()
     }
 
