@@ -140,7 +140,7 @@ impl Up {
     }
 
     fn log(&self, node: usize) -> String {
-        fs::read_to_string(self.data(node, "log")).unwrap_or_default()
+        fs::read_to_string(self.data(node, "output.log")).unwrap_or_default()
     }
 
     /// The bot process of a node, once it has written its pid.

@@ -164,7 +164,7 @@ fn child(
         name: plan.name.clone(),
         program: program.to_owned(),
         arguments,
-        log: plan.dir.join("log"),
+        log: plan.dir.join("output.log"),
         pid_file: plan.dir.join("pid"),
     }
 }
@@ -208,7 +208,7 @@ async fn watch_over(
     }
     let order = *orders.borrow();
     match order {
-        Order::Run => Err(Failure::Other("all nodes have ended; see DIR/n1/log".to_owned())),
+        Order::Run => Err(Failure::Other("all nodes have ended; see DIR/n1/output.log".to_owned())),
         Order::Stop => Ok(()),
         Order::Kill => Err(Failure::Killed),
     }
