@@ -53,7 +53,11 @@ pub const KEYS: &[Key] = &[
     key("nodes", "3", "`up`: how many nodes, 1 to 9"),
     key("restart", "true", "`up`: start a node again when it ends (`--no-restart`)"),
     key("supervise", "true", "`up`: report deaths to the survivors (`--no-supervise`)"),
-    key("log", "info", "what is logged: error, warn, info, debug, trace, or a filter"),
+    key(
+        "log",
+        "info,openraft=warn",
+        "what is logged: error, warn, info, debug, trace, or a filter",
+    ),
 ];
 
 /// The setting of this name.

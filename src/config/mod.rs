@@ -298,7 +298,7 @@ impl Settings {
             nodes: layers.read("nodes", |text| number(text, 1..=9))?.unwrap_or(3),
             restart: layers.read("restart", boolean)?.unwrap_or(true),
             supervise: layers.read("supervise", boolean)?.unwrap_or(true),
-            log: layers.read("log", filter)?.unwrap_or_else(|| "info".to_owned()),
+            log: layers.read("log", filter)?.unwrap_or_else(|| "info,openraft=warn".to_owned()),
         })
     }
 }
