@@ -158,7 +158,10 @@ impl Member {
             from == leader && self.clock.now() - at <= self.silence_max()
         });
         match metrics.membership_config.membership().get_node(&leader) {
-            Some(peer) if fresh => Leader::At(leader, peer.address.clone()),
+            Some(peer) if fresh => {
+                let address = self.peers.address(leader).unwrap_or_else(|| peer.address.clone());
+                Leader::At(leader, address)
+            }
             _ => Leader::Nobody,
         }
     }

@@ -168,7 +168,10 @@ async fn change(
             tracing::warn!(%error, "a membership change failed");
             Err(MembershipError::Unconfirmed { within })
         }
-        Err(_) => Err(MembershipError::Unconfirmed { within }),
+        Err(_) => {
+            tracing::warn!(node_id = member.id(), "a membership change is not confirmed");
+            Err(MembershipError::Unconfirmed { within })
+        }
     }
 }
 

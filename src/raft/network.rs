@@ -17,6 +17,8 @@ use openraft::raft::{
     AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, TransferLeaderRequest,
     TransferLeaderResponse, VoteRequest, VoteResponse,
 };
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tokio::io::AsyncReadExt;
 
 use super::Timing;
@@ -44,7 +46,7 @@ impl Network {
             timing: self.timing,
             lane,
             target,
-            address: node.address.clone(),
+            given: node.address.clone(),
         }
     }
 }
@@ -72,12 +74,25 @@ pub(crate) struct Link {
     timing: Timing,
     lane: Lane,
     target: NodeId,
-    address: String,
+    /// Where the membership saw it when the link was made; openraft keeps a link across changes
+    /// that only move its node, so the address is looked up at each call.
+    given: String,
 }
 
 impl Link {
-    fn to(&self) -> (NodeId, &str) {
-        (self.target, &self.address)
+    fn address(&self) -> String {
+        self.peers.address(self.target).unwrap_or_else(|| self.given.clone())
+    }
+
+    async fn call<Q: Serialize, A: DeserializeOwned>(
+        &self,
+        lane: Lane,
+        path: &str,
+        question: &Q,
+        within: Duration,
+    ) -> Result<A, CallError> {
+        let address = self.address();
+        self.peers.call(lane, (self.target, &address), path, question, within).await
     }
 
     fn error(&self, action: RPCTypes, error: CallError) -> RPCError<TypeConfig> {
@@ -105,8 +120,7 @@ impl RaftNetworkV2<TypeConfig> for Link {
         rpc: AppendEntriesRequest<TypeConfig>,
         _option: RPCOption,
     ) -> Result<AppendEntriesResponse<TypeConfig>, RPCError<TypeConfig>> {
-        let answer =
-            self.peers.call(self.lane, self.to(), "/raft/append", &rpc, self.timing.append).await;
+        let answer = self.call(self.lane, "/raft/append", &rpc, self.timing.append).await;
         answer.map_err(|error| self.error(RPCTypes::AppendEntries, error))
     }
 
@@ -116,7 +130,7 @@ impl RaftNetworkV2<TypeConfig> for Link {
         _option: RPCOption,
     ) -> Result<VoteResponse<TypeConfig>, RPCError<TypeConfig>> {
         let within = self.timing.election_max;
-        let answer = self.peers.call(Lane::Beat, self.to(), "/raft/vote", &rpc, within).await;
+        let answer = self.call(Lane::Beat, "/raft/vote", &rpc, within).await;
         answer.map_err(|error| self.error(RPCTypes::Vote, error))
     }
 
@@ -126,7 +140,7 @@ impl RaftNetworkV2<TypeConfig> for Link {
         _option: RPCOption,
     ) -> Result<VoteResponse<TypeConfig>, RPCError<TypeConfig>> {
         let within = self.timing.election_max;
-        let answer = self.peers.call(Lane::Beat, self.to(), "/raft/pre-vote", &rpc, within).await;
+        let answer = self.call(Lane::Beat, "/raft/pre-vote", &rpc, within).await;
         answer.map_err(|error| self.error(RPCTypes::Vote, error))
     }
 
@@ -158,7 +172,7 @@ impl RaftNetworkV2<TypeConfig> for Link {
     ) -> Result<TransferLeaderResponse<TypeConfig>, RPCError<TypeConfig>> {
         let within = self.timing.append;
         let path = "/raft/transfer-leader";
-        let answer = self.peers.call(Lane::Beat, self.to(), path, &req, within).await;
+        let answer = self.call(Lane::Beat, path, &req, within).await;
         answer.map_err(|error| self.error(RPCTypes::TransferLeader, error))
     }
 
@@ -195,8 +209,9 @@ impl Link {
         meta: super::types::SnapshotMeta,
         file: SnapshotFile,
     ) -> Result<SnapshotResponse<TypeConfig>, CallError> {
+        let address = self.address();
         let broken = |error: std::io::Error| CallError::Broken {
-            address: self.address.clone(),
+            address: address.clone(),
             why: format!("{}: {error}", file.path.display()),
         };
         let start = SnapshotStart { vote, meta, bytes: file.bytes };
@@ -210,12 +225,12 @@ impl Link {
         let response = self
             .peers
             .client(Lane::Snapshot)
-            .post(format!("http://{}/raft/snapshot", self.address))
+            .post(format!("http://{address}/raft/snapshot"))
             .timeout(within)
             .body(reqwest::Body::wrap_stream(body))
             .send()
             .await
-            .map_err(|error| super::peers::failed(&self.address, within, &error))?;
-        self.peers.answer(response, self.target, &self.address, within).await
+            .map_err(|error| super::peers::failed(&address, within, &error))?;
+        self.peers.answer(response, self.target, &address, within).await
     }
 }

@@ -385,6 +385,7 @@ impl Inner {
             dir.clone(),
             self.clients.clone(),
             clock.clone(),
+            self.options.advertise.clone(),
         );
         let settings = settings(&timing, &limits).map_err(NodeError::Options)?;
         let network = Network::new(peers.clone(), timing);

@@ -144,6 +144,10 @@ pub(crate) struct Peers {
     clock: Arc<dyn Clock>,
     /// When a checked message of each peer last came. A plain mutex: held for a map access.
     heard: Mutex<HashMap<NodeId, BootInstant>>,
+    /// Where each peer is, as the membership or the peer itself said last.
+    book: Mutex<HashMap<NodeId, String>>,
+    /// Where this node is.
+    address: String,
     /// Set once a peer said that this directory was restored or copied: from then on this node
     /// neither votes nor acknowledges.
     doubt: OnceLock<String>,
@@ -156,6 +160,7 @@ impl Peers {
         dir: DataDir,
         clients: Clients,
         clock: Arc<dyn Clock>,
+        address: String,
     ) -> Arc<Self> {
         Arc::new(Self {
             cluster,
@@ -164,6 +169,8 @@ impl Peers {
             clients,
             clock,
             heard: Mutex::default(),
+            book: Mutex::default(),
+            address,
             doubt: OnceLock::new(),
         })
     }
@@ -171,7 +178,14 @@ impl Peers {
     /// The header of a message to `to`.
     pub(crate) fn header(&self, to: NodeId) -> Header {
         let boot = self.dir.boot();
-        Header { cluster: self.cluster, from: self.id, to, boot: boot.counter, nonce: boot.nonce }
+        Header {
+            cluster: self.cluster,
+            from: self.id,
+            to,
+            boot: boot.counter,
+            nonce: boot.nonce,
+            address: self.address.clone(),
+        }
     }
 
     /// Why this node must not take part, where that is so.
@@ -199,7 +213,21 @@ impl Peers {
             Err(error) => return Err(Refusal::Failed { why: error.to_string() }),
         }
         self.heard.lock().insert(header.from, self.clock.now());
+        self.note_address(header.from, &header.address);
         Ok(())
+    }
+
+    /// Takes note of where a peer is.
+    pub(crate) fn note_address(&self, peer: NodeId, address: &str) {
+        let mut book = self.book.lock();
+        if book.get(&peer).is_none_or(|known| known != address) {
+            book.insert(peer, address.to_owned());
+        }
+    }
+
+    /// Where a peer is, as far as anybody said.
+    pub(crate) fn address(&self, peer: NodeId) -> Option<String> {
+        self.book.lock().get(&peer).cloned()
     }
 
     /// Whether this peer was heard within `within`.

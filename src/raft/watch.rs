@@ -63,7 +63,18 @@ async fn expire_sessions(inner: Arc<Inner>, member: Arc<Member>) {
 async fn follow_changes(inner: Arc<Inner>, member: Arc<Member>) {
     let mut metrics = member.raft.server_metrics();
     let mut led = None;
+    let mut seen = None;
     loop {
+        let membership = member.membership();
+        if seen.as_ref() != Some(&membership) {
+            for (&id, peer) in membership.membership().nodes() {
+                // A member says itself where it is; the membership speaks of those that are silent.
+                if id != member.id() && !member.peers.heard_within(id, super::peers::REACHABLE) {
+                    member.peers.note_address(id, &peer.address);
+                }
+            }
+            seen = Some(membership);
+        }
         let (leader, state) = {
             let now = metrics.borrow_watched();
             (now.current_leader, now.state)

@@ -15,7 +15,7 @@ use crate::codec::{self, DecodeError, Kind};
 use crate::types::NodeId;
 
 /// Whom a message is from and for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Header {
     /// The group both belong to.
     pub(crate) cluster: Uuid,
@@ -27,6 +27,9 @@ pub(crate) struct Header {
     pub(crate) boot: u64,
     /// … and the nonce of that boot.
     pub(crate) nonce: Uuid,
+    /// Where the sender can be reached: a member that came back under a new address is heard of
+    /// before the membership says so (SPEC K4).
+    pub(crate) address: String,
 }
 
 /// Why a node does not take a message. Nothing of it was done.
@@ -144,7 +147,14 @@ mod tests {
     use super::*;
 
     fn header() -> Header {
-        Header { cluster: Uuid::from_u128(7), from: 1, to: 2, boot: 3, nonce: Uuid::from_u128(9) }
+        Header {
+            cluster: Uuid::from_u128(7),
+            from: 1,
+            to: 2,
+            boot: 3,
+            nonce: Uuid::from_u128(9),
+            address: "127.0.0.1:9101".to_owned(),
+        }
     }
 
     #[test]
