@@ -124,23 +124,28 @@ pub(crate) struct Left {
     pub(crate) warning: Option<String>,
 }
 
-/// The membership in effect, once it is committed and not joint.
+/// The membership in effect, once it is committed and not joint. A joint one that an earlier
+/// leader left behind is flattened: its second step died with that leader. The caller holds
+/// [`Member::change`], so no change of this leader is half-way.
 async fn settled(member: &Member) -> Result<Arc<StoredMembership>, MembershipError> {
     let mut metrics = member.raft.server_metrics();
     let wait = async {
         loop {
-            {
-                let now = metrics.borrow_watched();
-                if now.current_leader != Some(member.id()) {
-                    return Err(MembershipError::NotLeader);
-                }
-                let effective = &now.membership_config;
-                let committed = effective == &now.committed_membership_config;
-                if committed && effective.membership().get_joint_config().len() == 1 {
-                    return Ok(effective.clone());
-                }
+            let (leader, effective, committed) = {
+                let now = metrics.borrow_and_update();
+                let committed = now.membership_config == now.committed_membership_config;
+                (now.current_leader, now.membership_config.clone(), committed)
+            };
+            if leader != Some(member.id()) {
+                return Err(MembershipError::NotLeader);
             }
-            if metrics.changed().await.is_err() {
+            if committed {
+                if effective.membership().get_joint_config().len() == 1 {
+                    return Ok(effective);
+                }
+                let nothing = ChangeMembers::AddVoterIds(BTreeSet::new());
+                change(member, &effective, nothing, false).await?;
+            } else if metrics.changed().await.is_err() {
                 return Err(MembershipError::NotLeader);
             }
         }
@@ -367,14 +372,6 @@ pub(crate) async fn tend(member: Arc<Member>) {
 
 async fn tend_once(member: &Member) -> Result<(), MembershipError> {
     let _one_at_a_time = member.change.lock().await;
-    let now = member.server();
-    if now.membership_config.membership().get_joint_config().len() > 1 {
-        if now.membership_config == now.committed_membership_config {
-            let nothing = ChangeMembers::AddVoterIds(BTreeSet::new());
-            change(member, &now.membership_config, nothing, false).await?;
-        }
-        return Ok(());
-    }
     let seen = settled(member).await?;
     let ready = caught_up(member, &seen);
     let mut voting = voters(&seen);
