@@ -337,7 +337,8 @@ async fn d4_replies_are_pushed_in_order_and_go_on_after_a_number() {
     reply(&hub, "a").await;
     let mut stream = open_stream(&app, "/webchat/events?chat=ann").await;
     let first = read_until(&mut stream, "text of a").await;
-    assert!(first.contains("event: hello") && first.contains("id: 1\n"), "{first}");
+    assert!(first.contains("event: hello\nretry: 500\ndata: -\n\n"), "{first}");
+    assert!(first.contains("id: 1\n"), "{first}");
     // Pushed: the stream was open before the reply was there.
     reply(&hub, "b").await;
     let second = read_until(&mut stream, "text of b").await;

@@ -45,6 +45,9 @@ const READ_MAX: usize = 100;
 /// How often a silent stream says that it lives. The page goes elsewhere after three missed.
 const PING_EVERY: Duration = Duration::from_secs(4);
 
+/// Browsers do not hand on an event without data.
+const SOMETHING: &str = "-";
+
 /// What the page is served with.
 #[derive(Clone)]
 pub struct Options {
@@ -137,10 +140,10 @@ async fn events(
     let after = resumed.map_or(after, |resumed: u64| resumed.max(after));
     let stop = chat.options.stop.clone();
     let replies = replies(chat.store, key.to_string(), after);
-    let hello = Event::default().event("hello").retry(Duration::from_millis(500)).data("");
+    let hello = Event::default().event("hello").retry(Duration::from_millis(500)).data(SOMETHING);
     let events = stream::once(async { Ok::<_, Infallible>(hello) }).chain(replies);
     let alive =
-        KeepAlive::new().interval(PING_EVERY).event(Event::default().event("ping").data(""));
+        KeepAlive::new().interval(PING_EVERY).event(Event::default().event("ping").data(SOMETHING));
     let sse = Sse::new(events.take_until(stop.cancelled_owned())).keep_alive(alive);
     // Proxies that gather output would hold replies back.
     Ok(([("x-accel-buffering", "no")], sse).into_response())
