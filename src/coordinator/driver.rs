@@ -91,32 +91,33 @@ struct Opened {
     shared_with: Option<Incarnation>,
 }
 
+/// Opens a session, however long that takes, and says so where it takes long (case c21).
 async fn open(shared: &Arc<Shared>) -> Opened {
     let began = shared.clock.now();
-    let mut report_at = began + REPORT_EVERY;
-    loop {
-        let attempt = open_once(shared);
-        tokio::pin!(attempt);
-        let fault = loop {
-            tokio::select! {
-                opened = &mut attempt => match opened {
-                    Ok(opened) => return opened,
-                    Err(fault) => break fault,
-                },
-                () = shared.clock.sleep_until(report_at) => {
-                    report_at = shared.clock.now() + REPORT_EVERY;
-                    tracing::warn!(
-                        prefix = %shared.prefix,
-                        replica = %shared.replica,
-                        waited = ?(shared.clock.now() - began),
-                        trouble = shared.trouble().map(tracing::field::display),
-                        "cannot open a session yet: the group does not answer; still trying"
-                    );
-                }
+    let report = async {
+        loop {
+            shared.clock.sleep_until(shared.clock.now() + REPORT_EVERY).await;
+            tracing::warn!(
+                prefix = %shared.prefix,
+                replica = %shared.replica,
+                waited = ?(shared.clock.now() - began),
+                trouble = shared.trouble().map(tracing::field::display),
+                "cannot open a session yet: the group does not answer; still trying"
+            );
+        }
+    };
+    let attempts = async {
+        loop {
+            match open_once(shared).await {
+                Ok(opened) => return opened,
+                Err(fault) => tracing::debug!(prefix = %shared.prefix, fault, "no session yet"),
             }
-        };
-        tracing::debug!(prefix = %shared.prefix, fault, "opening a session failed");
-        shared.clock.sleep_until(shared.clock.now() + PAUSE_MAX).await;
+            shared.clock.sleep_until(shared.clock.now() + PAUSE_MAX).await;
+        }
+    };
+    tokio::select! {
+        opened = attempts => opened,
+        () = report => unreachable!("it reports for ever"),
     }
 }
 

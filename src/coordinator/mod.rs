@@ -19,6 +19,8 @@ mod driver;
 mod group;
 mod guards;
 mod session;
+#[cfg(test)]
+mod tests;
 
 pub use crate::machine::{Admission, Admit, JournalRecord};
 pub use carriers::{MemoryCoordinator, RaftCoordinator};
