@@ -305,6 +305,33 @@ mod tests {
         Identity { cluster_id: Uuid::from_u128(7), node_id, name: "n1".into(), peers: Vec::new() }
     }
 
+    /// Format 1 for ever: a change here makes data directories unreadable.
+    #[test]
+    fn golden_bytes_of_the_small_files() {
+        let hex = |bytes: Vec<u8>| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
+        let peer = KnownPeer { node_id: 9, name: "n9".into(), address: "h:1".into() };
+        let known = Identity { peers: vec![peer], ..identity(4) };
+        let boot = Boot { counter: 3, nonce: Uuid::from_u128(1), join_nonce: Uuid::from_u128(2) };
+        let boots = BTreeMap::from([(2u64, (5u64, Uuid::from_u128(1)))]);
+        let found = [
+            hex(codec::seal(Kind::Identity, &known)),
+            hex(codec::seal(Kind::Boot, &boot)),
+            hex(codec::seal(Kind::PeerBoots, &boots)),
+            hex(codec::seal(Kind::Quarantine, "why")),
+        ];
+        assert_eq!(
+            found,
+            [
+                "626d01072c63e84e1000000000000000000000000000000007\
+                 04026e310109026e3903683a31",
+                "626d0108236347920310000000000000000000000000000000\
+                 011000000000000000000000000000000002",
+                "626d010e548264440102051000000000000000000000000000000001",
+                "626d0109c6f19f1103776879",
+            ]
+        );
+    }
+
     #[test]
     fn case_r14_a_second_opening_is_refused_and_names_the_holder() {
         let dir = tempfile::tempdir().unwrap();

@@ -141,6 +141,32 @@ mod tests {
         Marker::open(dir).unwrap().unwrap().unwrap()
     }
 
+    /// Format 1 for ever: a change here makes every log quarantine itself.
+    #[test]
+    fn golden_bytes_of_the_records_beside_the_chunks() {
+        let hex = |bytes: Vec<u8>| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
+        let log_id = durable(9).last.unwrap();
+        let vote = Vote::new_committed(3, 1);
+        let base = super::super::log_store::test_base(log_id, 77);
+        let found = [
+            hex(encode(&Slot { sequence: 5, durable: durable(9) })),
+            hex(codec::seal(Kind::Vote, &vote)),
+            hex(codec::seal(Kind::Committed, &log_id)),
+            hex(codec::seal(Kind::LogTruncation, &Some(log_id))),
+            base.iter().map(|byte| format!("{byte:02x}")).collect(),
+        ];
+        assert_eq!(
+            found,
+            [
+                "14000000626d010678a221b905010309fb17010103010101",
+                "626d0102f8c892ee03010101",
+                "626d0103595259330309",
+                "626d0105f9631032010309",
+                "626d0104b9e28a9c03094d",
+            ]
+        );
+    }
+
     #[test]
     fn it_says_what_was_set_last() {
         let dir = tempfile::tempdir().unwrap();

@@ -21,6 +21,8 @@
 //!   what was acknowledged is ever used: see [`super::marker`].
 
 mod chunk;
+#[cfg(test)]
+mod crash;
 mod recover;
 #[cfg(test)]
 mod tests;
@@ -39,7 +41,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
-pub(crate) use recover::{guarded, open_sled};
+pub(crate) use recover::{SYNC_BYTES_MAX, guarded, open_sled};
 
 use super::files::{OpenError, fatal};
 use super::identity::DataDir;
@@ -306,4 +308,10 @@ pub(crate) fn test_log_id(term: u64, index: u64) -> LogId {
     use openraft::vote::RaftLeaderId;
     type Leader = openraft::impls::leader_id_std::LeaderId<u64, u64>;
     LogId { leader_id: Leader::new(term, 0).to_committed(), index }
+}
+
+/// The stored form of a log's base, for the test that holds it still.
+#[cfg(test)]
+pub(crate) fn test_base(log_id: LogId, hash: u64) -> Vec<u8> {
+    crate::codec::seal(crate::codec::Kind::LogBase, &Base { log_id, hash })
 }

@@ -19,6 +19,14 @@ use crate::raft::marker::{Durable, Marker};
 /// whole, else sled writes it into a file of its own, which it never syncs.
 const SEGMENT_BYTES: usize = 4 << 20;
 
+/// Bytes handed to sled between two syncs of its file.
+///
+/// sled frees a segment once what replaced its content was written and a further segment begun, but
+/// it writes with `sync_file_range`, which is no barrier: cut off from power, the disk may have the
+/// new use of the freed segment and not yet the replacement. With a sync well within each segment's
+/// worth of writes (sled writes up to three times what it is given), the replacement comes first.
+pub(crate) const SYNC_BYTES_MAX: usize = 512 << 10;
+
 /// How long sled's own lock is waited for: it is let go by a task of its, some time after the drop.
 const SLED_LOCK_WAIT: Duration = Duration::from_secs(10);
 
@@ -126,7 +134,7 @@ pub(super) fn recover(root: &Path, cache_bytes: u64) -> Result<Recovered, OpenEr
         )));
     }
     let (db, sync) = open_sled(&dir, cache_bytes)?.map_err(quarantined)?;
-    let read = guarded(|| read(&db, marker.durable())).and_then(|checked| checked);
+    let read = guarded(|| read(&db, &sync, marker.durable())).and_then(|checked| checked);
     let Read { base, first, last, hash, vote, committed } = read.map_err(quarantined)?;
     Ok(Recovered { base, first, last, hash, vote, committed, marker, db, sync })
 }
@@ -159,13 +167,13 @@ macro_rules! found {
     };
 }
 
-fn read(db: &sled::Db, durable: &Durable) -> sled::Result<Result<Read, String>> {
+fn read(db: &sled::Db, sync: &File, durable: &Durable) -> sled::Result<Result<Read, String>> {
     let vote: Option<Vote> = found!(meta(db, key::VOTE, Kind::Vote)?);
     let committed = found!(meta(db, key::COMMITTED, Kind::Committed)?);
     let base: Option<Base> = found!(meta(db, key::BASE, Kind::LogBase)?);
     let truncation: Option<Option<LogId>> = found!(meta(db, key::TRUNCATION, Kind::LogTruncation)?);
     if let Some(keep) = truncation {
-        found!(redo_truncation(db, keep)?);
+        found!(redo_truncation(db, keep, sync)?);
     }
 
     let mut walk = Walk {
@@ -175,7 +183,12 @@ fn read(db: &sled::Db, durable: &Durable) -> sled::Result<Result<Read, String>> 
         hash: base.map_or(chunk::SEED, |base| base.hash),
         marked: None,
     };
-    let mut records = db.range(key::chunk(0, 0).to_vec()..key::CHUNKS_END.to_vec());
+    // Whatever lies before the chunk with the first entry is purged, and perhaps half removed.
+    let from = match base {
+        Some(_) => found!(chunk_at(db, walk.first)?).map_or(walk.first, |chunk| chunk.first),
+        None => 0,
+    };
+    let mut records = db.range(key::chunk(from, 0).to_vec()..key::CHUNKS_END.to_vec());
     while let Some((stored_key, value)) = records.next().transpose()? {
         let Some(first) = first_of(&stored_key) else {
             return Ok(Err(format!("a record lies where none belongs: {stored_key:02x?}")));
@@ -219,9 +232,6 @@ impl Walk {
     fn take(&mut self, chunk: &Chunk, durable: &Durable) -> Result<(), String> {
         let first = chunk.first;
         let base_index = self.base.map(|base| base.log_id.index);
-        if base_index.is_some_and(|base| chunk.last() <= base) {
-            return Ok(()); // Purged, not yet removed.
-        }
         match (self.last, base_index) {
             // The base lies inside this chunk: its entries below it are purged.
             (Some(last), Some(base)) if last.index == base && first <= base => {
@@ -294,11 +304,16 @@ impl Walk {
 }
 
 /// Finishes a truncation whose intent was stored.
-fn redo_truncation(db: &sled::Db, keep: Option<LogId>) -> sled::Result<Result<(), String>> {
+fn redo_truncation(
+    db: &sled::Db,
+    keep: Option<LogId>,
+    sync: &File,
+) -> sled::Result<Result<(), String>> {
     tracing::info!("finishing a truncation that was cut off");
     let plan = found!(plan_truncation(db, keep.map(|keep| keep.index))?);
-    run_truncation(db, &plan, keep, true)?;
+    run_truncation(db, &plan, keep, true, sync)?;
     db.flush()?;
+    sync.sync_data()?;
     Ok(Ok(()))
 }
 
@@ -314,7 +329,7 @@ pub(super) struct Truncation {
 }
 
 /// Keys removed in one batch (DESIGN 7).
-pub(super) const REMOVALS_MAX: usize = 100;
+const REMOVALS_MAX: usize = 100;
 
 /// Looks up what keeping the entries up to `keep` takes.
 pub(super) fn plan_truncation(
@@ -349,7 +364,10 @@ pub(super) fn chunk_at(db: &sled::Db, index: u64) -> sled::Result<Result<Option<
     };
     let first = u64::from_be_bytes(std::array::from_fn(|i| *last_key.get(i + 1).unwrap_or(&0)));
     let mut records = db.range(key::chunk(first, 0).to_vec()..key::CHUNKS_END.to_vec());
-    let Some((_, value)) = records.next().transpose()? else { return Ok(Ok(None)) };
+    let Some((found, value)) = records.next().transpose()? else { return Ok(Ok(None)) };
+    if found != key::chunk(first, 0) {
+        return Ok(Ok(None)); // What a sweep that was cut off has left of a purged entry.
+    }
     match chunk::assemble(first, &value, || records.next().transpose())? {
         Ok(chunk) if chunk.last() < index => Ok(Ok(None)),
         Ok(chunk) => Ok(Ok(Some(chunk))),
@@ -364,11 +382,13 @@ pub(super) fn run_truncation(
     plan: &Truncation,
     keep: Option<LogId>,
     stated: bool,
+    sync: &File,
 ) -> sled::Result<()> {
     let one_batch = plan.remove.len() <= REMOVALS_MAX;
     if !one_batch && !stated {
         db.insert(key::TRUNCATION, codec::seal(Kind::LogTruncation, &keep))?;
         db.flush()?;
+        sync.sync_data()?;
     }
     let mut batches = plan.remove.chunks(REMOVALS_MAX).peekable();
     loop {
@@ -389,5 +409,7 @@ pub(super) fn run_truncation(
         if is_last {
             return Ok(());
         }
+        db.flush()?;
+        sync.sync_data()?;
     }
 }

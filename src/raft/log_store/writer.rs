@@ -25,11 +25,13 @@ use crate::raft::marker::{Durable, Marker};
 /// Keys inserted in one batch (DESIGN 7: large batches cost memory and disk out of proportion).
 const INSERTS_MAX: usize = 300;
 /// Bytes of one batch.
-const BATCH_BYTES_MAX: usize = 4 << 20;
+const BATCH_BYTES_MAX: usize = 256 << 10;
 /// Requests that one sync may serve.
 const DRAIN_OPS_MAX: usize = 4096;
 /// Bytes of entries that one sync may serve.
-const DRAIN_BYTES_MAX: usize = 16 << 20;
+const DRAIN_BYTES_MAX: usize = 512 << 10;
+/// Keys removed between two syncs while sweeping.
+const SWEEP_KEYS_MAX: usize = 32;
 
 /// A request to the writer.
 pub(super) enum Op {
@@ -69,6 +71,8 @@ pub(super) struct Writer {
     batch_keys: usize,
     batch_bytes: usize,
     drained_bytes: usize,
+    /// Bytes handed to sled since the last sync.
+    unsynced_bytes: usize,
     truncations: u64,
     /// Chunks that end at or below the base wait to be removed.
     sweeping: bool,
@@ -101,6 +105,7 @@ impl Writer {
             batch_keys: 0,
             batch_bytes: 0,
             drained_bytes: 0,
+            unsynced_bytes: 0,
             truncations: 0,
             sweeping: base.is_some(),
             waiting: Vec::new(),
@@ -191,13 +196,13 @@ impl Writer {
             return;
         }
         if self.batch_keys + records.len() > INSERTS_MAX || self.batch_bytes > BATCH_BYTES_MAX {
-            self.apply_batch();
+            self.apply_some();
         }
         for (key, value) in records {
-            debug_assert!(value.len() <= chunk::RECORD_BYTES_MAX);
+            assert!(value.len() <= chunk::RECORD_BYTES_MAX, "a chunk is larger than it may be");
             self.insert(&key, &value);
             if self.batch_keys >= INSERTS_MAX {
-                self.apply_batch();
+                self.apply_some();
             }
         }
     }
@@ -211,8 +216,17 @@ impl Writer {
     fn apply_batch(&mut self) {
         if self.batch_keys > 0 {
             let batch = std::mem::take(&mut self.batch);
+            self.unsynced_bytes += self.batch_bytes;
             (self.batch_keys, self.batch_bytes) = (0, 0);
             or_die("writing the log failed", guarded(|| self.db.apply_batch(batch)));
+        }
+    }
+
+    /// Applies, and syncs where it is due: see [`recover::SYNC_BYTES_MAX`].
+    fn apply_some(&mut self) {
+        self.apply_batch();
+        if self.unsynced_bytes >= recover::SYNC_BYTES_MAX {
+            self.flush();
         }
     }
 
@@ -253,6 +267,7 @@ impl Writer {
     fn flush(&mut self) {
         or_die("flushing the log failed", guarded(|| self.db.flush()));
         or_die("syncing the log failed", self.sync.sync_data().map_err(|error| error.to_string()));
+        self.unsynced_bytes = 0;
     }
 
     fn mark(&mut self, durable: Durable) {
@@ -289,7 +304,7 @@ impl Writer {
         }
         or_die(
             "truncating the log failed",
-            guarded(|| recover::run_truncation(&self.db, &plan, last, false)),
+            guarded(|| recover::run_truncation(&self.db, &plan, last, false, &self.sync)),
         );
         self.last = last;
         self.builder = Builder::new(hash);
@@ -309,6 +324,7 @@ impl Writer {
         let inside = self.last.is_some_and(|last| last.index > upto.index);
         let hash = match hash {
             Some((entry, hash)) if entry.log_id == upto || inside => hash,
+            None if inside => fatal("purging the log failed", &format!("no entry {upto}")),
             // Beyond the log's end, after a snapshot was installed: the chain begins anew.
             _ => chunk::jump(&upto),
         };
@@ -339,7 +355,7 @@ impl Writer {
             let mut batch = sled::Batch::default();
             let mut removed = 0;
             let range = key::chunk(0, 0).to_vec()..key::chunk(keep_from, 0).to_vec();
-            for key in self.db.range(range).keys().take(recover::REMOVALS_MAX) {
+            for key in self.db.range(range).keys().take(SWEEP_KEYS_MAX) {
                 batch.remove(key?);
                 removed += 1;
             }
@@ -348,6 +364,7 @@ impl Writer {
         };
         let removed: usize =
             or_die("purging the log failed", guarded(sweep).and_then(|removed| removed));
-        self.sweeping = removed == recover::REMOVALS_MAX;
+        self.flush();
+        self.sweeping = removed == SWEEP_KEYS_MAX;
     }
 }

@@ -111,3 +111,308 @@ fn hash(state: &StateStore) -> u64 {
 fn value(state: &StateStore, key: &str) -> Option<Vec<u8>> {
     state.read(|machine| machine.row(&row(key))).map(|row| row.value)
 }
+
+#[tokio::test]
+async fn a_restart_goes_on_from_the_cut() {
+    let dir = tempfile::tempdir().unwrap();
+    let large = vec![7u8; 200_000];
+    let (log, mut state, heard) = open(dir.path());
+    apply(&mut state, vec![entry(1, vec![put("a", vec![1])])]).await;
+    state.cut().await;
+    assert_eq!(state.flushed_cut(), Some(test_log_id(1, 1)));
+    apply(&mut state, vec![entry(2, vec![put("b", large.clone()), put("c", vec![3])])]).await;
+    apply(&mut state, vec![entry(3, vec![Op::Delete { row: row("a"), expect: Expect::Any }])])
+        .await;
+    state.cut().await;
+    // A large record that shrinks leaves nothing of itself.
+    apply(&mut state, vec![entry(4, vec![put("b", vec![9; 30_000]), put("d", vec![])])]).await;
+    state.cut().await;
+    let expected = hash(&state);
+    assert_eq!(heard.applied.lock().len(), 4);
+    // What was not cut is gone with the process; the log has it.
+    apply(&mut state, vec![entry(5, vec![put("lost", vec![5])])]).await;
+    drop((log, state));
+
+    let (_log, state, heard) = open(dir.path());
+    assert_eq!(state.last_applied(), Some(test_log_id(1, 4)));
+    assert_eq!(hash(&state), expected);
+    assert_eq!(value(&state, "b"), Some(vec![9; 30_000]));
+    assert_eq!((value(&state, "a"), value(&state, "lost")), (None, None));
+    assert_eq!(*heard.installed.lock(), 1);
+}
+
+#[tokio::test]
+async fn a_clean_close_makes_a_last_cut() {
+    let dir = tempfile::tempdir().unwrap();
+    let (log, mut state, _) = open(dir.path());
+    apply(&mut state, vec![entry(1, vec![put("a", vec![1])])]).await;
+    let expected = hash(&state);
+    state.close().await;
+    drop((log, state));
+    let (_log, state, _) = open(dir.path());
+    assert_eq!((state.last_applied(), hash(&state)), (Some(test_log_id(1, 1)), expected));
+}
+
+/// Many rows at once: more than one batch holds.
+fn many(from: u64, to: u64, fill: u8) -> Vec<Op> {
+    (from..to).map(|row| put(&format!("row-{row:05}"), vec![fill; 40])).collect()
+}
+
+fn copy_dir(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for found in std::fs::read_dir(from).unwrap() {
+        let path = found.unwrap().path();
+        let target = to.join(path.file_name().unwrap());
+        if path.is_dir() {
+            copy_dir(&path, &target);
+        } else {
+            std::fs::copy(&path, &target).unwrap();
+        }
+    }
+}
+
+/// At any instant of large cuts, what lies on the disk opens as the state before or after one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_large_cut_that_is_cut_off_is_all_or_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let copies = tempfile::tempdir().unwrap();
+    let (log, mut state, _) = open(dir.path());
+    let mut hashes = std::collections::BTreeMap::new();
+    hashes.insert(None, hash(&state));
+    let mut taken = 0;
+    for index in 1..=4u64 {
+        apply(&mut state, vec![entry(index, many(index * 500, index * 500 + 3000, index as u8))])
+            .await;
+        hashes.insert(Some(test_log_id(1, index)), hash(&state));
+        let cutting = state.clone();
+        let cut = tokio::spawn(async move { cutting.cut().await });
+        while !cut.is_finished() && taken < 40 {
+            copy_dir(&dir.path().join("state"), &copies.path().join(format!("{taken}/state")));
+            taken += 1;
+        }
+        cut.await.unwrap();
+    }
+    assert!(taken > 4, "no copy fell into a cut");
+    drop((log, state));
+    let mut seen = std::collections::BTreeSet::new();
+    for copy in 0..taken {
+        let opened = Disk::open(&copies.path().join(copy.to_string()), 1 << 20).unwrap();
+        // A copy is not taken at one instant, as a crash would; sled may find that out.
+        let Ok(opened) = opened else { continue };
+        let (at, found) = match opened.state {
+            Some((at, machine)) => (at.last_applied, machine.freeze().hash()),
+            None => (None, Machine::new(Limits::default()).freeze().hash()),
+        };
+        assert_eq!(Some(&found), hashes.get(&at), "copy {copy} at {at:?}");
+        seen.insert(at);
+    }
+    assert!(!seen.is_empty());
+}
+
+#[tokio::test]
+async fn a_committed_cut_is_finished_and_an_uncommitted_one_forgotten() {
+    for committed in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let (log, mut state, _) = open(dir.path());
+        apply(&mut state, vec![entry(1, many(0, 2000, 1))]).await;
+        state.cut().await;
+        let before = hash(&state);
+        apply(&mut state, vec![entry(2, many(1000, 3000, 2))]).await;
+        let after = hash(&state);
+        let (changes, at) = {
+            let mut replica = state.shared.replica.write();
+            let at = CutAt {
+                last_applied: replica.last_applied,
+                membership: replica.membership.clone(),
+            };
+            (replica.machine.cut(), at)
+        };
+        // The store itself must not cut any more: its machine believes it has.
+        *state.shared.flushed.lock() = at.last_applied;
+        drop((log, state));
+        let mut opened = Disk::open(dir.path(), 1 << 20).unwrap().unwrap();
+        opened.disk.stage_for_test(changes.records(), at, committed);
+        drop(opened);
+
+        let (_log, state, _) = open(dir.path());
+        assert_eq!(hash(&state), if committed { after } else { before });
+        assert_eq!(state.last_applied(), Some(test_log_id(1, if committed { 2 } else { 1 })));
+    }
+}
+
+#[tokio::test]
+async fn a_restart_begins_from_the_snapshot_where_it_is_newer() {
+    let dir = tempfile::tempdir().unwrap();
+    let (log, mut state, _) = open(dir.path());
+    apply(&mut state, vec![entry(1, vec![put("a", vec![1])])]).await;
+    state.cut().await;
+    apply(&mut state, vec![entry(2, many(0, 1000, 2))]).await;
+    let snapshot = state.get_snapshot_builder().await.build_snapshot().await.unwrap();
+    assert_eq!(snapshot.meta.last_log_id, Some(test_log_id(1, 2)));
+    let expected = hash(&state);
+    drop((log, state));
+
+    let (log, mut state, _) = open(dir.path());
+    assert_eq!((state.last_applied(), hash(&state)), (Some(test_log_id(1, 2)), expected));
+    // The next cut replaces the records of the older state.
+    apply(&mut state, vec![entry(3, vec![put("z", vec![3])])]).await;
+    let expected = hash(&state);
+    state.cut().await;
+    drop((log, state));
+    let (_log, mut state, _) = open(dir.path());
+    assert_eq!((state.last_applied(), hash(&state)), (Some(test_log_id(1, 3)), expected));
+    let current = state.get_current_snapshot().await.unwrap().unwrap();
+    assert_eq!(current.meta, snapshot.meta);
+}
+
+#[tokio::test]
+async fn an_installed_snapshot_replaces_the_state_for_good() {
+    let dirs = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (_log, mut leader, _) = open(dirs.0.path());
+    apply(&mut leader, vec![entry(1, many(0, 1000, 2)), entry(2, many(500, 1500, 3))]).await;
+    let snapshot = leader.get_snapshot_builder().await.build_snapshot().await.unwrap();
+
+    let (log, mut follower, heard) = open(dirs.1.path());
+    apply(&mut follower, vec![entry(1, vec![put("stale", vec![1])])]).await;
+    follower.cut().await;
+    let incoming = dirs.1.path().join("incoming");
+    std::fs::copy(&snapshot.snapshot.path, &incoming).unwrap();
+    let received = SnapshotFile { path: incoming, bytes: snapshot.snapshot.bytes };
+    follower.install_snapshot(&snapshot.meta, received).await.unwrap();
+    assert_eq!(hash(&follower), hash(&leader));
+    assert_eq!(*heard.installed.lock(), 2);
+    assert_eq!(follower.last_applied(), Some(test_log_id(1, 2)));
+    follower.cut().await;
+    drop((log, follower));
+
+    std::fs::remove_dir_all(dirs.1.path().join("snapshots")).unwrap();
+    let (_log, follower, _) = open(dirs.1.path());
+    assert_eq!(hash(&follower), hash(&leader));
+    assert_eq!(value(&follower, "stale"), None);
+}
+
+#[tokio::test]
+async fn a_damaged_snapshot_is_neither_installed_nor_offered() {
+    let dirs = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (log, mut leader, _) = open(dirs.0.path());
+    apply(&mut leader, vec![entry(1, many(0, 300, 2))]).await;
+    let snapshot = leader.get_snapshot_builder().await.build_snapshot().await.unwrap();
+    let good = std::fs::read(&snapshot.snapshot.path).unwrap();
+
+    let (_log, mut follower, _) = open(dirs.1.path());
+    let before = hash(&follower);
+    let path = dirs.1.path().join("incoming");
+    let step = good.len() / 97;
+    let damages = (0..good.len()).step_by(step).map(|at| {
+        let mut bad = good.clone();
+        bad[at] ^= 0x10;
+        bad
+    });
+    let cuts = (0..good.len()).step_by(step).map(|len| good[..len].to_vec());
+    let longer = [good.clone(), vec![0]].concat();
+    for bad in damages.chain(cuts).chain([longer]) {
+        std::fs::write(&path, &bad).unwrap();
+        let received = SnapshotFile { path: path.clone(), bytes: bad.len() as u64 };
+        follower.install_snapshot(&snapshot.meta, received).await.unwrap_err();
+    }
+    assert_eq!(hash(&follower), before);
+    assert!(follower.get_current_snapshot().await.unwrap().is_none());
+
+    // The leader's own, damaged while it was down: it is not offered again.
+    drop((log, leader));
+    let mut bad = good;
+    bad[step * 50] ^= 1;
+    std::fs::write(&snapshot.snapshot.path, bad).unwrap();
+    let (_log, mut leader, _) = open(dirs.0.path());
+    assert!(leader.get_current_snapshot().await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn m4_a_state_that_the_log_does_not_reach_is_quarantined() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut log, mut state, _) = open(dir.path());
+    apply(&mut state, vec![entry(1, vec![put("a", vec![1])])]).await;
+    state.cut().await;
+    use openraft::storage::RaftLogStorage;
+    log.purge(test_log_id(1, 9)).await.unwrap();
+    log.close().await;
+    drop((log, state));
+    let error = try_open(dir.path()).unwrap_err();
+    assert!(matches!(error, OpenError::Quarantined { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn m4_a_damaged_state_is_set_aside_and_made_again_from_the_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let (log, mut state, _) = open(dir.path());
+    apply(&mut state, vec![entry(1, many(0, 500, 1))]).await;
+    state.cut().await;
+    drop((log, state));
+    let path = dir.path().join("state/db");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let text = b"row-00250";
+    let at = bytes.windows(text.len()).position(|found| found == text).unwrap();
+    bytes[at] ^= 0x20;
+    std::fs::write(&path, bytes).unwrap();
+    let (_log, state, _) = open(dir.path());
+    // Wherever the flip hit, the state is whole: the cut's, or none yet.
+    match state.last_applied() {
+        None => assert_eq!(hash(&state), Machine::new(Limits::default()).freeze().hash()),
+        Some(_) => assert_eq!(value(&state, "row-00250"), Some(vec![1; 40])),
+    }
+}
+
+#[tokio::test]
+async fn an_entry_that_is_not_understood_halts() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_log, mut state, heard) = open(dir.path());
+    let unknown = Entry {
+        log_id: test_log_id(1, 1),
+        payload: EntryPayload::Normal(Proposal(Bytes::from_static(b"from the future"))),
+    };
+    let entries = futures_util::stream::iter([Ok((unknown, None))]);
+    let error = state.apply(entries).await.unwrap_err();
+    assert!(error.to_string().contains("not understood"), "{error}");
+    assert_eq!((state.last_applied(), heard.applied.lock().len()), (None, 0));
+}
+
+#[tokio::test]
+async fn n4_marks_have_equal_hashes_on_equal_states() {
+    let dirs = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let entries: Vec<Entry> = (1..=12u64)
+        .map(|index| {
+            // Machine time moves by more than the distance of marks; renewals make them.
+            let mut batch = batch(index - 1, vec![put(&format!("k{index}"), vec![index as u8])]);
+            batch.stamp_ms = index * 60_000;
+            batch.commands.push(match index {
+                1 => Command::OpenSession {
+                    prefix: Prefix::new("bot").unwrap(),
+                    kind: crate::machine::SessionKind::Replica,
+                    replica: "r1".to_owned(),
+                    node: 1,
+                    lease_ms: 15_000,
+                },
+                _ => Command::RenewSession { session: crate::types::Incarnation(1), seq: None },
+            });
+            Entry {
+                log_id: test_log_id(1, index),
+                payload: EntryPayload::Normal(Proposal(codec::seal(Kind::Batch, &batch).into())),
+            }
+        })
+        .collect();
+    let mut found = Vec::new();
+    for dir in [&dirs.0, &dirs.1] {
+        let (_log, mut state, _) = open(dir.path());
+        apply(&mut state, entries.clone()).await;
+        let began = std::time::Instant::now();
+        while state.marks().last().is_none_or(|mark| mark.index < 12)
+            || state.marks().len() < MARKS_MAX
+        {
+            assert!(began.elapsed().as_secs() < 20, "{:?}", state.marks());
+            tokio::task::yield_now().await;
+        }
+        found.push(state.marks());
+    }
+    assert_eq!(found[0], found[1]);
+    assert!(found[0].is_sorted_by(|one, two| one.index < two.index));
+}
