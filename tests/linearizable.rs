@@ -27,9 +27,9 @@ use support::workload::{self, Size, TurnHistory};
 const HISTORIES: u64 = 1_020;
 /// Keys worked on at a time.
 const AT_A_TIME: usize = 90;
-const SIZE: Size = Size { clients: 4, rounds: 9, stall: Duration::from_secs(30) };
+const SIZE: Size = Size { clients: 4, rounds: 6, stall: Duration::from_secs(30) };
 /// A round of turns is more calls than one of the others.
-const TURNS: Size = Size { rounds: 5, ..SIZE };
+const TURNS: Size = Size { rounds: 4, ..SIZE };
 
 /// The calls of one key.
 enum Calls {
