@@ -78,6 +78,13 @@ pub fn free_address() -> SocketAddr {
     }
 }
 
+/// The binary under test: this build's, or the one `BOTMESH_TEST_BINARY` names (a release build, an
+/// older version).
+fn binary() -> PathBuf {
+    let named = std::env::var_os("BOTMESH_TEST_BINARY");
+    named.unwrap_or_else(|| env!("CARGO_BIN_EXE_botmesh").into()).into()
+}
+
 /// One node.
 pub struct Node {
     /// `n1`, `n2`, …
@@ -140,7 +147,7 @@ impl Node {
     pub fn start(&mut self, more: &[&str]) {
         assert!(self.child.is_none(), "{} runs already", self.name);
         let log = File::options().create(true).append(true).open(&self.log).unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_botmesh"))
+        let child = Command::new(binary())
             .args(["run", "--name", &self.name])
             .arg("--dir")
             .arg(&self.dir)
