@@ -153,16 +153,12 @@ impl<Q, B> Call<Q, B> {
 }
 
 /// A chat's key is its canonical string. Another spelling of the same chat would be a second queue
-/// beside the bot's own, so it is refused. A name without `:` is no chat's and harms none: programs
-/// without chats use such.
+/// beside the bot's own, so it is refused.
 pub(super) fn check_chat(key: &str) -> Result<(), ApiError> {
     check_key("chat key", key)?;
-    if key.contains(':') {
-        let canonical = key.parse::<ChatKey>()?.to_string();
-        if canonical != key {
-            let text = key.chars().take(64).collect();
-            return Err(NameError::NotAChatKey { text }.into());
-        }
+    if key.parse::<ChatKey>()?.to_string() != key {
+        let text = key.chars().take(64).collect();
+        return Err(NameError::NotAChatKey { text }.into());
     }
     Ok(())
 }

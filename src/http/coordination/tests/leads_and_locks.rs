@@ -12,7 +12,7 @@ use crate::types::Incarnation;
 async fn k6_a_lead_is_one_sessions() {
     let client = Client::over(Sham::new(Limits::default(), ManualClock::new()));
     let (ann, bob) = (client.session("shop").await, client.session("shop").await);
-    const LEAD: &str = "/v1/shop/leads/job%2Freport";
+    const LEAD: &str = "/v1/shop/leads/demo%3Aann";
     let take = async |session: u64| client.call("POST", LEAD, json!({"session": session})).await;
     let end = async |session: u64| {
         client.call("DELETE", &format!("{LEAD}?session={session}"), Value::Null).await
@@ -31,7 +31,7 @@ async fn k6_a_lead_is_one_sessions() {
     end(4711).await.expect(404, "session_expired");
 
     // A turn of that name is another thing.
-    let turn = json!({"session": ann, "key": "job/report"});
+    let turn = json!({"session": ann, "key": "demo:ann"});
     client.call("POST", "/v1/shop/turns", turn).await.ok(200);
 }
 
