@@ -157,24 +157,21 @@ impl Cluster {
             if here {
                 self.node.yield_leader(PATIENCE).await;
             } else if status.leader.is_some() {
-                // Whoever leads hands on to a voter of its own choice; ask again until it is us.
-                let _ = self.call(&status, "/cluster/yield-leader").await;
+                // It may have lost the lead meanwhile; then the next look says so.
+                let _ = self.yield_to_this_node(&status).await;
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
         Err("leadership did not move".into())
     }
 
-    async fn call(&self, status: &Status, path: &str) -> Result<Value, Fault> {
+    async fn yield_to_this_node(&self, status: &Status) -> Result<(), Fault> {
         let leader = status.nodes.iter().find(|node| Some(node.id) == status.leader);
         let leader = leader.ok_or("no leader")?;
-        let answer = client()?
-            .post(format!("http://{}{path}", leader.address))
-            .header("authorization", self.secret.bearer())
-            .json(&json!({}))
-            .send()
-            .await?;
-        Ok(answer.json().await?)
+        let url = format!("http://{}/cluster/yield-leader", leader.address);
+        let request = client()?.post(url).header("authorization", self.secret.bearer());
+        request.json(&json!({ "to": status.node_id })).send().await?.error_for_status()?;
+        Ok(())
     }
 
     /// Counts what an idle group does.
