@@ -25,6 +25,10 @@ pub(super) struct Client {
 const CONNECT: Duration = Duration::from_secs(2);
 /// How long an ordinary answer may take.
 const ANSWER: Duration = Duration::from_secs(5);
+/// How long a group without a leader is asked again.
+const ELECTION: Duration = Duration::from_secs(5);
+/// After this long.
+const AGAIN: Duration = Duration::from_millis(100);
 /// How long a change of the membership may take: a join waits until the node has caught up.
 const CHANGE: Duration = Duration::from_secs(120);
 
@@ -59,8 +63,18 @@ impl Client {
         Ok((status, value))
     }
 
+    /// Asks for a change; again while the group elects a leader, which certainly did nothing.
     pub(super) async fn change(&self, path: &str, body: Value) -> Result<Value, Failure> {
-        self.call(reqwest::Method::POST, path, Some(body), CHANGE).await
+        let until = tokio::time::Instant::now() + ELECTION;
+        loop {
+            let answer = self.call(reqwest::Method::POST, path, Some(body.clone()), CHANGE).await;
+            match answer {
+                Err(Failure::Leaderless(_)) if tokio::time::Instant::now() < until => {
+                    tokio::time::sleep(AGAIN).await;
+                }
+                answer => return answer,
+            }
+        }
     }
 
     async fn call(
@@ -90,6 +104,9 @@ impl Client {
                 "{line}; give the group's secret with --secret-file, or the directory of `up` \
                  with --dir"
             )),
+            503 if matches!(value["error"].as_str(), Some("no_quorum" | "not_leader")) => {
+                Failure::Leaderless(line)
+            }
             503 | 504 => Failure::NoAnswer(line),
             _ => Failure::Refused(line),
         })

@@ -34,6 +34,9 @@ pub(super) enum Failure {
     /// Nobody answers.
     #[error("{0}")]
     NoAnswer(String),
+    /// The group has no leader at the moment; nothing was done.
+    #[error("{0}")]
+    Leaderless(String),
     /// The group says no.
     #[error("{0}")]
     Refused(String),
@@ -53,7 +56,7 @@ impl Failure {
             Self::Config(_) | Self::Usage(_) => 2,
             Self::PortTaken(_) => 3,
             Self::Directory(_) => 4,
-            Self::NoAnswer(_) => 5,
+            Self::NoAnswer(_) | Self::Leaderless(_) => 5,
             Self::Refused(_) => 6,
             Self::Killed => 130,
         })

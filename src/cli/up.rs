@@ -200,11 +200,19 @@ async fn watch_over(
                 banner(settings, plans);
                 say("ready");
             }
-            Some(event) = events.recv() => tell(&event, *orders.borrow()),
+            Some(event) = events.recv() => {
+                // While a group forms or stops, its members miss each other; that is no news.
+                let settled = announced && *orders.borrow() == Order::Run;
+                if settled || !is_mere_warning(&event) {
+                    tell(&event, *orders.borrow());
+                }
+            }
         }
     }
     while let Ok(event) = events.try_recv() {
-        tell(&event, *orders.borrow());
+        if !is_mere_warning(&event) {
+            tell(&event, *orders.borrow());
+        }
     }
     let order = *orders.borrow();
     match order {
@@ -305,6 +313,11 @@ fn banner(settings: &Settings, plans: &[Plan]) {
     for line in lines {
         say(&line);
     }
+}
+
+/// Not an error, not a panic, not an end.
+fn is_mere_warning(event: &Event) -> bool {
+    matches!(event, Event::Warned { line, .. } if line.contains(" WARN "))
 }
 
 fn tell(event: &Event, order: Order) {

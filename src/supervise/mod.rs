@@ -257,9 +257,10 @@ fn signal(child: &Child, signal: Signal) {
 }
 
 /// Whether a line is worth the console: levels of `tracing`, a panic, or the closing error line.
+/// openraft warns at every failed attempt to reach a peer; those stay in the log.
 fn is_warning(line: &str) -> bool {
     let head: String = line.chars().take(48).collect();
-    head.contains(" WARN ")
+    head.contains(" WARN ") && !head.contains(" WARN openraft")
         || head.contains(" ERROR ")
         || head.starts_with("error: ")
         || head.contains("panicked at")
