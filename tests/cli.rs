@@ -289,10 +289,8 @@ async fn a5_an_order_survives_kill_nine_of_its_node_which_then_rejoins() {
     wait_until("another process of n1", || (up.pid(1) != killed).then_some(()));
     let caught_up = || {
         let (one, two) = (up.status(1)?, up.status(2)?);
-        let reachable =
-            two["nodes"].as_array()?.iter().all(|node| node["reachable"] == Value::Bool(true));
-        (one["node_id"] == 1 && reachable && one["applied"].as_u64() >= two["applied"].as_u64())
-            .then_some(())
+        // Asked of n1 itself: followers do not talk to each other while nothing happens.
+        (one["node_id"] == 1 && one["applied"].as_u64() >= two["applied"].as_u64()).then_some(())
     };
     wait_until("n1 caught up", caught_up);
     demo.post(0, "m4", "bob", "12 High Street").await;
@@ -459,7 +457,7 @@ async fn l1_a_second_up_on_one_directory_is_told_the_firsts_pid() {
 fn l4_configuration_errors_name_key_and_line_and_end_with_code_2() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("botmesh.toml");
-    let mut run = |text: &str, more: &[&str]| {
+    let run = |text: &str, more: &[&str]| {
         fs::write(&file, text).unwrap();
         let mut arguments = vec!["run", "--config", file.to_str().unwrap()];
         arguments.extend(more);
