@@ -72,7 +72,7 @@ pub(crate) async fn join(
 
 /// Says why it waits, now and then, and waits for the next round.
 async fn wait(inner: &Inner, what: &str, why: &str, said: &mut u32) {
-    if *said % SAY_EVERY == 0 {
+    if said.is_multiple_of(SAY_EVERY) {
         tracing::warn!(name = inner.options.name, "{what}: {why}");
     }
     *said = said.wrapping_add(1);

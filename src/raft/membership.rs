@@ -253,7 +253,7 @@ pub(crate) async fn leave(
     }
     // A caught-up learner takes the place in the same change.
     let substitute = caught_up(member, &seen).into_iter().find(|learner| *learner != id);
-    if left.len() % 2 == 0 {
+    if left.len().is_multiple_of(2) {
         left.extend(substitute);
     }
     let reachable = left.iter().filter(|id| member.peers.heard_within(**id, REACHABLE)).count();
@@ -261,7 +261,7 @@ pub(crate) async fn leave(
         return Err(MembershipError::WouldLoseQuorum { id, reachable, voters: left.len() });
     }
     change(member, &seen, ChangeMembers::ReplaceAllVoters(left.clone()), false).await?;
-    let warning = (left.len() % 2 == 0).then(|| {
+    let warning = (left.len().is_multiple_of(2)).then(|| {
         format!(
             "{} voters are left, which tolerate {} failures; let another node join",
             left.len(),
@@ -334,7 +334,7 @@ fn caught_up(member: &Member, seen: &StoredMembership) -> Vec<NodeId> {
 /// make the number odd, and at most five.
 fn promotions(voters: usize, ready: usize) -> usize {
     let most = (voters + ready).min(VOTERS_MAX);
-    let odd = if most % 2 == 0 { most - 1 } else { most };
+    let odd = if most.is_multiple_of(2) { most - 1 } else { most };
     odd.saturating_sub(voters)
 }
 

@@ -59,7 +59,7 @@ impl IntoResponse for Refusal {
             Self::Malformed { .. } => StatusCode::BAD_REQUEST,
             _ => StatusCode::CONFLICT,
         };
-        tracing::warn!(refusal = %self, "refused a message");
+        tracing::debug!(refusal = %self, "refused a message");
         (status, axum::Json(self)).into_response()
     }
 }

@@ -153,14 +153,17 @@ impl<Q, B> Call<Q, B> {
 }
 
 /// A chat's key is its canonical string. Another spelling of the same chat would be a second queue
-/// beside the bot's own, so it is refused.
+/// beside the bot's own, so it is refused. A text that names no chat harms none: programs without
+/// chats may use such.
 pub(super) fn check_chat(key: &str) -> Result<(), ApiError> {
     check_key("chat key", key)?;
-    if key.parse::<ChatKey>()?.to_string() != key {
-        let text = key.chars().take(64).collect();
-        return Err(NameError::NotAChatKey { text }.into());
+    match key.parse::<ChatKey>() {
+        Ok(chat) if chat.to_string() != key => {
+            let text = key.chars().take(64).collect();
+            Err(NameError::NotAChatKey { text }.into())
+        }
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// The decoded parts of the path.

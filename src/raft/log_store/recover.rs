@@ -5,6 +5,7 @@
 //! acknowledged, a large entry some of whose parts are missing. Everything else is damage, and the
 //! log is quarantined; a bad record is never cut off.
 
+use std::cmp::Ordering::{Equal, Greater};
 use std::fs::{self, File};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -269,7 +270,11 @@ impl Walk {
 
     /// Log ≥ marker, in its entries and its vote.
     fn compare(&self, durable: &Durable, vote: Option<&Vote>) -> Result<(), String> {
-        if durable.vote.is_some() && !(vote >= durable.vote.as_ref()) {
+        // Votes are ordered in part only: what cannot be compared is not newer.
+        let as_new = vote
+            .zip(durable.vote.as_ref())
+            .is_some_and(|(vote, given)| matches!(vote.partial_cmp(given), Some(Equal | Greater)));
+        if durable.vote.is_some() && !as_new {
             let text = |vote: Option<&Vote>| vote.map_or("none".to_owned(), ToString::to_string);
             return Err(format!(
                 "the vote is {}, older than {}, which this node had given",

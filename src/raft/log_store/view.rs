@@ -104,7 +104,7 @@ impl View {
     /// Takes entries that follow the last one.
     pub(super) fn append(&mut self, entries: &[Entry]) -> io::Result<()> {
         let Some(first) = entries.first() else { return Ok(()) };
-        let mut expected = match self.last {
+        let expected = match self.last {
             Some(last) => last.index + 1,
             None => first.log_id.index,
         };
@@ -113,14 +113,13 @@ impl View {
             self.recent_first = expected;
             self.durable_next = expected;
         }
-        for entry in entries {
+        for (expected, entry) in (expected..).zip(entries) {
             if entry.log_id.index != expected {
                 return Err(io::Error::new(
                     io::ErrorKind::InvalidInput,
                     format!("entry {} cannot follow entry {:?}", entry.log_id, self.last),
                 ));
             }
-            expected += 1;
             self.recent_bytes += size(entry);
             self.recent.push_back(entry.clone());
             self.last = Some(entry.log_id);

@@ -238,7 +238,8 @@ impl Writer {
 
     /// Makes durable what was taken, and tells who waits for it.
     fn commit(&mut self, closing: bool) {
-        if !self.unsynced && !(closing && self.committed_dirty) {
+        let dirty = self.unsynced || (closing && self.committed_dirty);
+        if !dirty {
             return;
         }
         self.finish_chunk();

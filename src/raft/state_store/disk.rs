@@ -379,6 +379,11 @@ impl Batching {
     }
 }
 
+/// A stored part of a record: the record's key, which part, of how many, its bytes.
+type Part = (Vec<u8>, u16, u16, Vec<u8>);
+/// A record: key and value.
+type Record = (Vec<u8>, Vec<u8>);
+
 /// The stored records, whole ones. Ends at the first fault.
 struct Records<'a> {
     stored: sled::Iter,
@@ -387,7 +392,7 @@ struct Records<'a> {
 }
 
 impl Records<'_> {
-    fn next_part(&mut self) -> Result<Option<(Vec<u8>, u16, u16, Vec<u8>)>, String> {
+    fn next_part(&mut self) -> Result<Option<Part>, String> {
         let Some(stored) = self.stored.next() else { return Ok(None) };
         let (stored_key, value) = stored.map_err(|error| format!("sled: {error}"))?;
         let malformed = || format!("a record of the state has the key {stored_key:02x?}");
@@ -402,7 +407,7 @@ impl Records<'_> {
         Ok(Some((key.to_vec(), part, u16::from_le_bytes(*parts), body.to_vec())))
     }
 
-    fn next_record(&mut self) -> Result<Option<(Vec<u8>, Vec<u8>)>, String> {
+    fn next_record(&mut self) -> Result<Option<Record>, String> {
         let Some((key, part, parts, mut value)) = self.next_part()? else { return Ok(None) };
         if part != 0 || parts == 0 {
             return Err("a record of the state lacks its beginning".to_owned());

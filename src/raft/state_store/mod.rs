@@ -108,6 +108,7 @@ struct Shared {
     /// The last ones, oldest first.
     marks: Arc<Mutex<VecDeque<StateMark>>>,
     snapshots: Arc<Snapshots>,
+    #[cfg(test)]
     flushed: Arc<Mutex<Option<LogId>>>,
     cut_bytes: u64,
     /// Set to `None` to close.
@@ -174,6 +175,7 @@ impl StateStore {
             hook,
             marks: Arc::default(),
             snapshots: Arc::new(snapshots),
+            #[cfg(test)]
             flushed,
             cut_bytes: options.cut_bytes,
             asks: Mutex::new(Some(asks)),
@@ -189,6 +191,7 @@ impl StateStore {
     }
 
     /// The last entry applied.
+    #[cfg(test)]
     pub(crate) fn last_applied(&self) -> Option<LogId> {
         *self.shared.applied.borrow()
     }
@@ -204,11 +207,13 @@ impl StateStore {
     }
 
     /// Up to where the state on disk has come.
+    #[cfg(test)]
     pub(crate) fn flushed_cut(&self) -> Option<LogId> {
         *self.shared.flushed.lock()
     }
 
     /// Cuts now, and returns when the cut is durable.
+    #[cfg(test)]
     pub(crate) async fn cut(&self) {
         let (done, cut) = oneshot::channel();
         self.ask(Ask::Cut(Some(done)));

