@@ -5,13 +5,14 @@
 //! (a file lock, which holds across test binaries and nextest's processes too), so that the timing
 //! of one test is not disturbed by another.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::Read as _;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use rand::Rng;
@@ -67,12 +68,13 @@ impl Arena {
     }
 }
 
-/// A port that is free now. It lies below the range of outgoing connections: a node that is down
-/// must find its port free when it comes back.
+/// A port that is free now and that this process has not chosen before. It lies below the range of
+/// outgoing connections: a node that is down must find its port free when it comes back.
 pub fn free_address() -> SocketAddr {
+    static CHOSEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
     loop {
         let port = rand::rng().random_range(14_000..32_000);
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() && CHOSEN.lock().unwrap().insert(port) {
             return SocketAddr::from(([127, 0, 0, 1], port));
         }
     }
