@@ -181,7 +181,8 @@ fn find(status: &Status, wanted: &str) -> Result<NodeId, Failure> {
     match found[..] {
         [one] => Ok(one),
         [] => {
-            let names: Vec<&str> = status.nodes.iter().map(|node| node.name.as_str()).collect();
+            let mut names: Vec<&str> = status.nodes.iter().map(|node| node.name.as_str()).collect();
+            names.sort_unstable();
             let names = names.join(", ");
             Err(Failure::Usage(format!("no node {wanted:?} in the group; there are: {names}")))
         }

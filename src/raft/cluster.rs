@@ -199,7 +199,7 @@ pub(crate) fn routes() -> Router<Arc<Inner>> {
 }
 
 async fn status(State(inner): State<Arc<Inner>>) -> Json<Status> {
-    Json(inner.status())
+    Json(inner.status_probed().await)
 }
 
 fn taken<T>(body: Result<Json<T>, JsonRejection>) -> Result<T, Problem> {

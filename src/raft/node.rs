@@ -37,12 +37,12 @@ use super::settings::settings;
 use super::state_store::{StateOptions, StateStore};
 use super::types::Peer;
 use super::{
-    ApplyHook, LeadStatus, NodeOptions, NodeStatus, OpenError, Readiness, Role, SessionStatus,
-    Start, Status, TurnCounts, bootstrap, cluster, membership, server, watch as watching,
+    ApplyHook, NodeOptions, OpenError, Readiness, Start, Status, bootstrap, cluster, membership,
+    server, watch as watching,
 };
 use crate::clock::{BootInstant, Clock};
 use crate::group::{ExecuteError, Group, Unavailable, Wakeups};
-use crate::machine::{Batch, BatchReply, Command, Effect, Machine, Reply, SessionKind};
+use crate::machine::{Batch, BatchReply, Command, Effect, Machine, Reply};
 use crate::types::{NodeId, check_name};
 
 /// The founder's id; every other is allocated by the group (DESIGN 2).
@@ -453,100 +453,6 @@ impl Inner {
             tracing::warn!("some tasks of the node did not end");
         }
     }
-
-    /// See [`Status`].
-    pub(crate) fn status(&self) -> Status {
-        let Ok(member) = self.member() else {
-            return Status {
-                cluster_id: None,
-                node_id: None,
-                name: self.options.name.clone(),
-                role: Role::Learner,
-                term: 0,
-                leader: None,
-                applied: 0,
-                committed: 0,
-                state_marks: Vec::new(),
-                nodes: Vec::new(),
-                sessions: Vec::new(),
-                leads: Vec::new(),
-                turns: TurnCounts::default(),
-            };
-        };
-        let server = member.server();
-        let data = member.data();
-        let leader = match member.leader() {
-            Leader::Here => Some(member.id()),
-            Leader::At(id, _) => Some(id),
-            Leader::Nobody => None,
-        };
-        let index = |id: &Option<super::types::LogId>| id.as_ref().map_or(0, |id| id.index());
-        let (sessions, leads, turns) = member.state.read(|machine| status_of(machine, &member));
-        Status {
-            cluster_id: Some(member.peers.cluster.to_string()),
-            node_id: Some(member.id()),
-            name: self.options.name.clone(),
-            role: member.role(),
-            term: server.vote.leader_id.term,
-            leader,
-            applied: index(&data.last_applied),
-            committed: index(&data.local_committed),
-            state_marks: member.state.marks(),
-            nodes: nodes_of(&member, leader),
-            sessions,
-            leads,
-            turns,
-        }
-    }
-}
-
-/// The members, as one of them sees them.
-fn nodes_of(member: &Member, leader: Option<NodeId>) -> Vec<NodeStatus> {
-    let membership = member.membership();
-    let voters: Vec<NodeId> = membership.membership().voter_ids().collect();
-    let nodes = membership.membership().nodes();
-    let one = |(&id, peer): (&NodeId, &Peer)| NodeStatus {
-        id,
-        name: peer.name.clone(),
-        address: peer.address.clone(),
-        role: match leader {
-            _ if id == member.id() => member.role(),
-            Some(leader) if leader == id => Role::Leader,
-            _ if voters.contains(&id) => Role::Follower,
-            _ => Role::Learner,
-        },
-        reachable: member.peers.heard_within(id, super::peers::REACHABLE),
-    };
-    nodes.map(one).collect()
-}
-
-/// What the machine adds to the status.
-fn status_of(
-    machine: &Machine,
-    member: &Member,
-) -> (Vec<SessionStatus>, Vec<LeadStatus>, TurnCounts) {
-    let sessions = machine
-        .sessions()
-        .into_iter()
-        .filter(|view| view.kind != SessionKind::Lock)
-        .map(|view| SessionStatus {
-            valid_ms: member.sessions.left(view.session).as_millis() as u64,
-            replica: view.replica,
-            incarnation: view.session.0,
-            node_id: view.node,
-        })
-        .collect();
-    let leads = machine
-        .leads()
-        .into_iter()
-        .map(|(queue, holder)| LeadStatus {
-            name: format!("{}/{}", queue.prefix, queue.name),
-            holder: holder.session.0,
-            fence: holder.fence.map_or(0, |fence| fence.0),
-        })
-        .collect();
-    let (held, waiting) = machine.turn_counts();
-    (sessions, leads, TurnCounts { held, waiting })
 }
 
 /// What the state store calls.

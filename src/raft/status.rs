@@ -1,7 +1,14 @@
 //! What a node says of itself and its group: the body of `GET /cluster/status` (SPEC N4).
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
+use super::member::{Leader, Member};
+use super::node::Inner;
+use super::peers::REACHABLE;
+use super::types::{LogId, Peer};
+use crate::machine::{Machine, SessionKind};
 use crate::types::NodeId;
 
 /// What a node does in its group.
@@ -134,4 +141,119 @@ impl Readiness {
     pub fn ready(self) -> bool {
         self.caught_up && self.quorum
     }
+}
+
+/// How long a member that was not heard of is given to accept a connection.
+const KNOCK: Duration = Duration::from_millis(250);
+
+impl Inner {
+    /// See [`Status`].
+    pub(crate) fn status(&self) -> Status {
+        let Ok(member) = self.member() else {
+            return Status {
+                cluster_id: None,
+                node_id: None,
+                name: self.options.name.clone(),
+                role: Role::Learner,
+                term: 0,
+                leader: None,
+                applied: 0,
+                committed: 0,
+                state_marks: Vec::new(),
+                nodes: Vec::new(),
+                sessions: Vec::new(),
+                leads: Vec::new(),
+                turns: TurnCounts::default(),
+            };
+        };
+        let server = member.server();
+        let data = member.data();
+        let leader = match member.leader() {
+            Leader::Here => Some(member.id()),
+            Leader::At(id, _) => Some(id),
+            Leader::Nobody => None,
+        };
+        let index = |id: &Option<LogId>| id.as_ref().map_or(0, |id| id.index());
+        let (sessions, leads, turns) = member.state.read(|machine| status_of(machine, &member));
+        Status {
+            cluster_id: Some(member.peers.cluster.to_string()),
+            node_id: Some(member.id()),
+            name: self.options.name.clone(),
+            role: member.role(),
+            term: server.vote.leader_id.term,
+            leader,
+            applied: index(&data.last_applied),
+            committed: index(&data.local_committed),
+            state_marks: member.state.marks(),
+            nodes: nodes_of(&member, leader),
+            sessions,
+            leads,
+            turns,
+        }
+    }
+
+    /// As [`Inner::status`], with a look at the members this node has no business with: two
+    /// followers do not talk to each other, so whether the other is there is known only by knocking.
+    pub(crate) async fn status_probed(&self) -> Status {
+        let mut status = self.status();
+        let own = status.node_id;
+        let unheard =
+            status.nodes.iter_mut().filter(|node| !node.reachable && Some(node.id) != own);
+        let knock = unheard.map(|node| async {
+            let connect = tokio::net::TcpStream::connect(node.address.as_str());
+            let answer = tokio::time::timeout(KNOCK, connect).await;
+            node.reachable = matches!(answer, Ok(Ok(_)));
+        });
+        futures_util::future::join_all(knock).await;
+        status
+    }
+}
+
+/// The members, as one of them sees them.
+fn nodes_of(member: &Member, leader: Option<NodeId>) -> Vec<NodeStatus> {
+    let membership = member.membership();
+    let voters: Vec<NodeId> = membership.membership().voter_ids().collect();
+    let nodes = membership.membership().nodes();
+    let one = |(&id, peer): (&NodeId, &Peer)| NodeStatus {
+        id,
+        name: peer.name.clone(),
+        address: peer.address.clone(),
+        role: match leader {
+            _ if id == member.id() => member.role(),
+            Some(leader) if leader == id => Role::Leader,
+            _ if voters.contains(&id) => Role::Follower,
+            _ => Role::Learner,
+        },
+        reachable: member.peers.heard_within(id, REACHABLE),
+    };
+    nodes.map(one).collect()
+}
+
+/// What the machine adds to the status.
+fn status_of(
+    machine: &Machine,
+    member: &Member,
+) -> (Vec<SessionStatus>, Vec<LeadStatus>, TurnCounts) {
+    let sessions = machine
+        .sessions()
+        .into_iter()
+        .filter(|view| view.kind != SessionKind::Lock)
+        .map(|view| SessionStatus {
+            valid_ms: member.sessions.left(view.session).as_millis() as u64,
+            replica: view.replica,
+            incarnation: view.session.0,
+            node_id: view.node,
+        })
+        .collect();
+    let leads = machine
+        .leads()
+        .into_iter()
+        .map(|(queue, holder)| LeadStatus {
+            name: format!("{}/{}", queue.prefix, queue.name),
+            holder: holder.session.0,
+            fence: holder.fence.map_or(0, |fence| fence.0),
+        })
+        .collect();
+    let (held, waiting) = machine.turn_counts();
+    (sessions, leads, TurnCounts { held, waiting })
 }

@@ -360,6 +360,14 @@ pub(super) fn plan_truncation(
     Ok(Ok(plan))
 }
 
+/// Index of the first stored entry.
+pub(super) fn first_index(db: &sled::Db) -> sled::Result<Option<u64>> {
+    let first = db.range(key::chunk(0, 0).to_vec()..key::CHUNKS_END.to_vec()).next().transpose()?;
+    let index =
+        |key: &[u8]| u64::from_be_bytes(std::array::from_fn(|i| *key.get(i + 1).unwrap_or(&0)));
+    Ok(first.map(|(key, _)| index(&key)))
+}
+
 /// The chunk that holds an entry, if one does.
 pub(super) fn chunk_at(db: &sled::Db, index: u64) -> sled::Result<Result<Option<Chunk>, String>> {
     let end = key::chunk(index, u16::MAX).to_vec();

@@ -325,6 +325,8 @@ impl Writer {
         let inside = self.last.is_some_and(|last| last.index > upto.index);
         let hash = match hash {
             Some((entry, hash)) if entry.log_id == upto || inside => hash,
+            // The log begins after it: there is nothing to remove, and the chain begins where it did.
+            None if inside && self.base.is_none() && self.begins_after(upto.index) => chunk::SEED,
             None if inside => fatal("purging the log failed", &format!("no entry {upto}")),
             // Beyond the log's end, after a snapshot was installed: the chain begins anew.
             _ => chunk::jump(&upto),
@@ -339,6 +341,11 @@ impl Writer {
         }
         self.sweeping = true;
         self.unsynced = true;
+    }
+
+    fn begins_after(&self, index: u64) -> bool {
+        let first = or_die("reading the log failed", guarded(|| recover::first_index(&self.db)));
+        first.is_some_and(|first| first > index)
     }
 
     /// Removes some of the chunks that the base has left behind.

@@ -467,7 +467,7 @@ mod tests {
         let last = Some(test_log_id(2, 5));
         let at = CutAt { last_applied: last, membership: StoredMembership::new(last, members) };
         let cut = codec::seal(Kind::StateCut, &StoredCut { generation: 3, at });
-        assert_eq!(hex(&cut), "626d010b8199b3bb0301020501020501020102020100000002000000");
+        assert_eq!(hex(&cut), "626d010baff6b45803010205010205010201020201000000000200000000");
     }
 
     proptest! {
