@@ -1,6 +1,8 @@
 //! Bots on a hub: what a bot author relies on, by SPEC row. No process, no port, no disk; the
 //! machine under them is the one the Raft group runs.
 
+#![allow(clippy::unwrap_used, unreachable_pub, reason = "a test panics on what it did not expect")]
+
 mod bot {
     pub mod support;
 
@@ -8,4 +10,5 @@ mod bot {
     mod durability;
     mod life;
     mod order_flow;
+    mod webhook;
 }

@@ -1,6 +1,8 @@
 //! The command line over real processes: what `up` starts, keeps and leaves behind, and what each
 //! verb says when it cannot do what it was asked.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod support;
 
 use std::fs;

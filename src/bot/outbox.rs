@@ -15,14 +15,17 @@ use tokio::sync::Semaphore;
 use super::error::{ReplyError, RuntimeError};
 use super::events::Event;
 use super::runtime::{Phase, Runtime};
-use crate::provider::{Body, Delivery, Provider, SendError};
-use crate::store::{OutboxEntry, Outgoing};
+use crate::clock::BootInstant;
+use crate::provider::{Body, Delivery, Provider, SendError, SentId};
+use crate::store::{OutboxEntry, Outgoing, StoreError};
 use crate::types::{ChatKey, Fence, Incarnation};
 
 /// Tries of a send made at once, without an outbox.
 pub(crate) const DIRECT_TRIES_MAX: u32 = 8;
 /// Entries read at once.
 const PAGE: usize = 64;
+/// Rooms of which it is remembered how far they were sent.
+const SENT_KNOWN_MAX: usize = 50_000;
 /// Rooms sent to at once.
 const ROOMS_AT_ONCE_MAX: usize = 1024;
 /// Longest wait between two tries.
@@ -38,7 +41,7 @@ pub(crate) fn delivery(
     chat: &ChatKey,
     send: &Outgoing,
     fence: Fence,
-    runtime: &Runtime,
+    deadline: BootInstant,
 ) -> Delivery {
     Delivery {
         id: send.id.clone(),
@@ -47,7 +50,24 @@ pub(crate) fn delivery(
         text: Body::decode(&send.body).text,
         fence,
         turn_seq: send.turn_seq,
-        deadline: runtime.store.deadline(),
+        deadline,
+    }
+}
+
+/// Gives a delivery to its provider, and no longer than until its deadline: after that another
+/// replica may speak in the chat.
+pub(crate) async fn hand_over(
+    runtime: &Runtime,
+    provider: &dyn Provider,
+    delivery: &Delivery,
+) -> Result<SentId, SendError> {
+    tokio::select! {
+        biased;
+        sent = provider.send(delivery) => sent,
+        () = runtime.clock.sleep_until(delivery.deadline) => {
+            let why = "the lease ended first".to_owned();
+            Err(SendError::OutcomeUnknown { why })
+        }
     }
 }
 
@@ -55,12 +75,16 @@ pub(crate) fn delivery(
 pub(crate) struct Sender {
     // Room → whether it became ready again since its task last looked.
     rooms: Mutex<HashMap<String, bool>>,
+    // Room → how far it was sent, so that a pass need not go through what stays listed. Bounded:
+    // emptied when full, which costs the next passes a longer look.
+    sent: Mutex<HashMap<String, u64>>,
     at_once: Arc<Semaphore>,
 }
 
 impl Default for Sender {
     fn default() -> Self {
-        Self { rooms: Mutex::default(), at_once: Arc::new(Semaphore::new(ROOMS_AT_ONCE_MAX)) }
+        let at_once = Arc::new(Semaphore::new(ROOMS_AT_ONCE_MAX));
+        Self { rooms: Mutex::default(), sent: Mutex::default(), at_once }
     }
 }
 
@@ -82,6 +106,22 @@ impl Sender {
         }
     }
 
+    fn sent(&self, room: &str) -> u64 {
+        self.sent.lock().get(room).copied().unwrap_or(0)
+    }
+
+    fn sent_up_to(&self, room: &str, number: u64) {
+        let mut sent = self.sent.lock();
+        if sent.len() >= SENT_KNOWN_MAX {
+            sent.clear();
+        }
+        sent.insert(room.to_owned(), number);
+    }
+
+    fn forget(&self, room: &str) {
+        self.sent.lock().remove(room);
+    }
+
     /// Ends the room's task unless the room became ready again.
     fn done(&self, room: &str) -> bool {
         let mut rooms = self.rooms.lock();
@@ -95,8 +135,10 @@ impl Sender {
 
 /// How a pass over a room's outbox ended.
 enum Pass {
-    /// Nothing is left to send.
+    /// Nothing is left to send here.
     Empty,
+    /// A page was sent; more may have come.
+    More,
     /// Try again after this.
     Wait(Duration),
     /// Not ours, or no session, or stopping.
@@ -129,6 +171,7 @@ async fn sending(runtime: Arc<Runtime>, room: String) {
                 runtime.sender.rooms.lock().remove(&room);
                 return;
             }
+            Pass::More => {}
             Pass::Empty => {
                 if runtime.sender.done(&room) {
                     return;
@@ -138,43 +181,72 @@ async fn sending(runtime: Arc<Runtime>, room: String) {
     }
 }
 
-/// Sends what the outbox holds, in order, and records how far it came.
+/// Sends a page of what the outbox holds, in order, and records how far it came.
+///
+/// An outbox that was sent to its end has no owner, and the next to commit into it becomes it. So
+/// each page asks first: what this session owns stays its own until it marked the last entry.
 async fn pass(runtime: &Arc<Runtime>, room: &str, attempt: &mut u32) -> Pass {
     let Ok(chat) = room.parse::<ChatKey>() else { return Pass::GiveUp };
     let Some(provider) = runtime.providers.get(&chat.channel).cloned() else {
         return Pass::GiveUp;
     };
     let Some(me) = runtime.coordinator.incarnation() else { return Pass::GiveUp };
-    let mut after = 0;
+    match runtime.store.outbox_owner(room).await {
+        Ok(owner) if owner == Some(me) => {}
+        Ok(_) => return Pass::Empty,
+        Err(error) => {
+            tracing::warn!(%room, %error, "the outbox cannot be read");
+            return Pass::Wait(next_wait(attempt));
+        }
+    }
+    let page = match unsent(runtime, room).await {
+        Ok(page) => page,
+        Err(error) => {
+            tracing::warn!(%room, %error, "the outbox cannot be read");
+            return Pass::Wait(next_wait(attempt));
+        }
+    };
+    let (mut sent, mut wait) = (None, None);
+    for entry in &page {
+        match send(runtime, provider.as_ref(), &chat, entry, me).await {
+            Sent::Yes => (sent, *attempt) = (Some(entry.number), 0),
+            Sent::Later(retry_after) => {
+                wait = Some(retry_after.unwrap_or_else(|| next_wait(attempt)));
+                break;
+            }
+            Sent::Lost => return Pass::GiveUp,
+        }
+    }
+    if let Some(up_to) = sent
+        && let Some(pass) = mark(runtime, room, up_to, me).await
+    {
+        return pass;
+    }
+    match wait {
+        Some(wait) => Pass::Wait(wait),
+        None if page.is_empty() => Pass::Empty,
+        None => Pass::More,
+    }
+}
+
+/// The first entries that were not sent.
+async fn unsent(runtime: &Runtime, room: &str) -> Result<Vec<OutboxEntry>, StoreError> {
+    let known = runtime.sender.sent(room);
+    let mut after = known;
     loop {
-        let page = match runtime.store.outbox(room, after, PAGE).await {
-            Ok(page) => page,
-            Err(error) => {
-                tracing::warn!(%room, %error, "the outbox cannot be read");
-                return Pass::Wait(next_wait(attempt));
+        let mut page = runtime.store.outbox(room, after, PAGE).await?;
+        match page.last() {
+            None if after == known && known > 0 => {
+                // What was remembered may be of an outbox that is gone: look at all of it.
+                runtime.sender.forget(room);
+                return Box::pin(unsent(runtime, room)).await;
             }
-        };
-        let Some(last) = page.last() else { return Pass::Empty };
-        after = last.number;
-        let mut sent = None;
-        let mut wait = None;
-        for entry in page.iter().filter(|entry| entry.unsent) {
-            match send(runtime, provider.as_ref(), &chat, entry, me).await {
-                Sent::Yes => (sent, *attempt) = (Some(entry.number), 0),
-                Sent::Later(retry_after) => {
-                    wait = Some(retry_after.unwrap_or_else(|| next_wait(attempt)));
-                    break;
-                }
-                Sent::Lost => return Pass::GiveUp,
-            }
+            None => return Ok(page),
+            Some(last) => after = last.number,
         }
-        if let Some(up_to) = sent
-            && let Some(pass) = mark(runtime, room, up_to, me).await
-        {
-            return pass;
-        }
-        if let Some(wait) = wait {
-            return Pass::Wait(wait);
+        page.retain(|entry| entry.unsent);
+        if !page.is_empty() {
+            return Ok(page);
         }
     }
 }
@@ -188,7 +260,10 @@ fn next_wait(attempt: &mut u32) -> Duration {
 async fn mark(runtime: &Runtime, room: &str, up_to: u64, me: Incarnation) -> Option<Pass> {
     for attempt in 0.. {
         match runtime.store.mark_sent(room, up_to, me).await {
-            Ok(true) => return None,
+            Ok(true) => {
+                runtime.sender.sent_up_to(room, up_to);
+                return None;
+            }
             Ok(false) => return Some(Pass::GiveUp),
             // Recording it twice is harmless.
             Err(error) if runtime.coordinator.incarnation() == Some(me) => {
@@ -222,6 +297,7 @@ async fn send(
     if runtime.coordinator.incarnation() != Some(me) || runtime.phase() >= Phase::Cutting {
         return Sent::Lost;
     }
+    let Some(deadline) = runtime.coordinator.valid_until() else { return Sent::Lost };
     let body = Body::decode(&entry.body);
     let delivery = Delivery {
         id: entry.id.clone(),
@@ -230,9 +306,9 @@ async fn send(
         text: body.text,
         fence: Fence(entry.fence),
         turn_seq: entry.turn_seq,
-        deadline: runtime.store.deadline(),
+        deadline,
     };
-    match provider.send(&delivery).await {
+    match hand_over(runtime, provider, &delivery).await {
         Ok(_) => Sent::Yes,
         Err(SendError::RateLimited { retry_after }) => Sent::Later(Some(retry_after)),
         Err(SendError::OutcomeUnknown { why }) => {

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{broadcast, watch};
+use tokio::task::JoinHandle;
 
 use super::builder::ProviderSession;
 use super::error::{BotError, RuntimeError};
@@ -27,6 +29,8 @@ pub(super) struct Life {
     pub(super) provider_down: Duration,
     started: AtomicBool,
     ready: watch::Sender<bool>,
+    // Not among the bot's tasks: it goes on until the last of them has ended.
+    listener: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Life {
@@ -40,7 +44,8 @@ impl Life {
         let link = Link::new(inbox, runtime.closing.subscribe());
         let started = AtomicBool::new(false);
         let ready = watch::channel(false).0;
-        Self { runtime, link, provider_session, provider_down, started, ready }
+        let listener = Mutex::default();
+        Self { runtime, link, provider_session, provider_down, started, ready, listener }
     }
 
     pub(super) async fn ready(&self) {
@@ -55,7 +60,7 @@ impl Life {
         let runtime = &self.runtime;
         // Subscribed before the session opens, so that nothing it is told falls in between.
         let events = runtime.coordinator.events();
-        runtime.tasks.spawn(listening(runtime.clone(), events));
+        *self.listener.lock() = Some(tokio::spawn(listening(runtime.clone(), events)));
         runtime.coordinator.open().await?;
         if runtime.durable {
             runtime.tasks.spawn(inbox::admitting(runtime.clone()));
@@ -70,7 +75,7 @@ impl Life {
             let (runtime, provider) = (runtime.clone(), provider.clone());
             let link = self.link.clone();
             if exclusive {
-                self.runtime.tasks.spawn(leading(runtime, provider, link));
+                self.runtime.tasks.spawn(leading(runtime, provider, link, self.provider_down));
             } else {
                 self.runtime.tasks.spawn(providing(runtime, provider, link));
             }
@@ -97,6 +102,11 @@ impl Life {
         }
         runtime.phase.send_replace(Phase::Cutting);
         let closed = runtime.coordinator.close().await;
+        let listener = self.listener.lock().take();
+        if let Some(listener) = listener {
+            // It ends by the phase alone, and cannot fail.
+            let _ = listener.await;
+        }
         runtime.chats.clear();
         Ok(closed?)
     }
@@ -107,12 +117,12 @@ const CUT_WAIT: Duration = Duration::from_secs(2);
 
 /// Passes on what the coordinator tells.
 async fn listening(runtime: Arc<Runtime>, mut events: broadcast::Receiver<CoordinatorEvent>) {
-    let closing = runtime.reached(Phase::Closing);
-    tokio::pin!(closing);
+    let ended = runtime.reached(Phase::Cutting);
+    tokio::pin!(ended);
     loop {
         let event = tokio::select! {
             biased;
-            () = &mut closing => return,
+            () = &mut ended => return,
             event = events.recv() => event,
         };
         match event {
@@ -177,8 +187,27 @@ async fn waited(runtime: &Runtime, wait: Duration) -> bool {
     }
 }
 
-/// Runs an exclusive provider while this replica leads it (SPEC D1).
-async fn leading(runtime: Arc<Runtime>, provider: Arc<dyn Provider>, link: Link) {
+/// Runs a provider again and again until it has been closed for `down` without having been open for
+/// longer than the wait between two tries (SPEC D2), or the bot closes.
+async fn keep_open(runtime: &Runtime, provider: &Arc<dyn Provider>, link: &Link, down: Duration) {
+    let mut closed_since = None;
+    loop {
+        let began = runtime.clock.now();
+        run_once(runtime, provider, link).await;
+        let ended = runtime.clock.now();
+        if ended - began > RESTART_WAIT {
+            closed_since = None;
+        }
+        let since = *closed_since.get_or_insert(ended);
+        if ended - since >= down || !waited(runtime, RESTART_WAIT.min(down)).await {
+            return;
+        }
+    }
+}
+
+/// Runs an exclusive provider while this replica leads it (SPEC D1), and steps down when it stays
+/// closed for `down`.
+async fn leading(runtime: Arc<Runtime>, provider: Arc<dyn Provider>, link: Link, down: Duration) {
     let name = format!("provider:{}", provider.id());
     let mut reason = FollowReason::Waiting;
     loop {
@@ -200,7 +229,7 @@ async fn leading(runtime: Arc<Runtime>, provider: Arc<dyn Provider>, link: Link)
         };
         runtime.events.emit(Event::Leader { name: name.clone(), fence: lead.fence() });
         tokio::select! {
-            () = run_once(&runtime, &provider, &link) => {
+            () = keep_open(&runtime, &provider, &link, down) => {
                 reason = FollowReason::SteppedDown;
             }
             lost = lead.lost() => {

@@ -143,7 +143,8 @@ impl Scope {
             self.list(send.clone()).await?;
         }
         if capabilities.sends {
-            let delivery = outbox::delivery(self.chat(), &send, self.fence(), &self.runtime);
+            let delivery =
+                outbox::delivery(self.chat(), &send, self.fence(), self.turn.valid_until());
             self.send_now(provider.as_ref(), &delivery).await?;
         }
         Ok(())
@@ -166,7 +167,7 @@ impl Scope {
     ) -> Result<(), ReplyError> {
         for attempt in 0.. {
             self.check().map_err(|reason| ReplyError::LeaseLost { reason })?;
-            let error = match provider.send(delivery).await {
+            let error = match outbox::hand_over(&self.runtime, provider, delivery).await {
                 Ok(_) => return Ok(()),
                 Err(error) => error,
             };

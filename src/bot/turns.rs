@@ -23,9 +23,11 @@ use super::error::{ConvoError, EnterError, RuntimeError};
 use super::events::{Event, HandoverOutcome};
 use super::inbox;
 use super::memory::{Held, Live};
+use super::outbox::Sender;
 use super::runtime::{Phase, Runtime};
 use super::scope::Scope;
 use crate::coordinator::{JournaledTurn, LostReason, Ticket, Turn};
+use crate::provider::room;
 use crate::store::{CommitError, Consistency, Expect, JournalRecord, Op};
 use crate::types::{Message, Revision};
 
@@ -273,7 +275,10 @@ impl Job {
         let mut ops = self.scope.sends();
         ops.extend([Op::Acknowledge(turn.ticket()), Op::Release(turn.ticket())]);
         match self.written(ops).await {
-            Ok(_) => turn.mark_released(),
+            Ok(_) => {
+                turn.mark_released();
+                Sender::ready(&self.runtime, room(self.scope.chat()));
+            }
             Err(error) => self.refused(error),
         }
     }
@@ -374,12 +379,17 @@ impl Job {
             }
         };
         let releases = matches!(ops.last(), Some(Op::Release(_)));
+        let sends = ops.iter().any(|op| matches!(op, Op::Send { send, .. } if send.deliver));
         let revision = match self.written(ops).await {
             Ok(revisions) => revisions.first().copied().filter(|_| wrote),
             Err(error) => return self.refused(error),
         };
         if releases {
             turn.mark_released();
+        }
+        if sends {
+            // The group says so too; this is sooner, and a bot that stops does not miss it.
+            Sender::ready(&self.runtime, room(self.scope.chat()));
         }
         if let Some(live) = live {
             held.put(Live { revision, ..live });

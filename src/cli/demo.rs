@@ -38,7 +38,7 @@ async fn order(at: At, c: &mut Convo<Order>) -> Result<Next<At>> {
             c.next()
         }
         At::Quantity => {
-            c.state.quantity = c.ask(HOW_MANY).check(is_number).await?;
+            c.state.quantity = c.ask(HOW_MANY).check(|text| is_number(text)).await?;
             c.next()
         }
         At::Address => {
@@ -55,8 +55,7 @@ async fn order(at: At, c: &mut Convo<Order>) -> Result<Next<At>> {
 }
 
 /// Anything that reads as a number is one: `3`, `2.5`, `-1`.
-#[expect(clippy::ptr_arg, reason = "a check gets what its question parsed: a String")]
-fn is_number(text: &String) -> std::result::Result<(), &'static str> {
+fn is_number(text: &str) -> std::result::Result<(), &'static str> {
     match text.trim().parse::<f64>() {
         Ok(number) if number.is_finite() => Ok(()),
         _ => Err(HOW_MANY),

@@ -69,6 +69,10 @@ macro_rules! pass_on {
                 let $this = self;
                 $inner.incarnation()
             }
+            fn valid_until(&self) -> Option<BootInstant> {
+                let $this = self;
+                $inner.valid_until()
+            }
             fn journals(&self) -> bool {
                 let $this = self;
                 $inner.journals()

@@ -379,6 +379,13 @@ impl Coordinator for GroupCoordinator {
         }
     }
 
+    fn valid_until(&self) -> Option<BootInstant> {
+        match &*self.shared.phase.borrow() {
+            Phase::Open(session) if session.tenure.check().is_ok() => Some(session.tenure.until()),
+            _ => None,
+        }
+    }
+
     fn journals(&self) -> bool {
         true
     }

@@ -160,6 +160,10 @@ pub trait Coordinator: Send + Sync + 'static {
     /// The live incarnation; `None` while closed or between two.
     fn incarnation(&self) -> Option<Incarnation>;
 
+    /// Until when the live session may act: no send under it may take longer (DESIGN 3 rule 7). A
+    /// renewal moves it on; `None` while closed or between two.
+    fn valid_until(&self) -> Option<BootInstant>;
+
     /// Whether [`Coordinator::admit`] works: the group journals.
     fn journals(&self) -> bool;
 

@@ -185,6 +185,12 @@ impl Machine {
         }
     }
 
+    /// The session that is to send what a chat's outbox holds.
+    pub fn outbox_owner(&self, prefix: &Prefix, chat: &str) -> Option<Incarnation> {
+        let name = ChatName { prefix: self.prefix_id(prefix)?, chat: chat.to_owned() };
+        self.tables.outboxes.get(&name)?.owner
+    }
+
     /// A chat's listed outbox entries with a number above `after`, in order.
     pub fn outbox(
         &self,

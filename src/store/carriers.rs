@@ -94,6 +94,10 @@ macro_rules! pass_on {
                 let $this = self;
                 $inner.outbox(chat, after, limit).await
             }
+            async fn outbox_owner(&self, chat: &str) -> Result<Option<Incarnation>, StoreError> {
+                let $this = self;
+                $inner.outbox_owner(chat).await
+            }
             async fn outbox_beyond(&self, chat: &str, after: u64) -> Result<(), StoreError> {
                 let $this = self;
                 $inner.outbox_beyond(chat, after).await

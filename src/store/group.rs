@@ -309,6 +309,10 @@ impl Store for GroupStore {
         Ok(self.look(|machine| machine.outbox(&self.prefix, chat, after, limit)))
     }
 
+    async fn outbox_owner(&self, chat: &str) -> Result<Option<Incarnation>, StoreError> {
+        Ok(self.look(|machine| machine.outbox_owner(&self.prefix, chat)))
+    }
+
     async fn outbox_beyond(&self, chat: &str, after: u64) -> Result<(), StoreError> {
         // Registered before the look: nothing falls between the look and the wait.
         let topic = Topic::Replies(self.prefix.clone(), chat.to_owned());

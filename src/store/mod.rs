@@ -266,6 +266,10 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<Vec<OutboxEntry>, StoreError>;
 
+    /// Who is to send what the chat's outbox holds, as this node sees it. A live session that finds
+    /// itself here stays it until it has marked the last entry as sent.
+    async fn outbox_owner(&self, chat: &str) -> Result<Option<Incarnation>, StoreError>;
+
     /// Returns once the chat's outbox has an entry after that number.
     async fn outbox_beyond(&self, chat: &str, after: u64) -> Result<(), StoreError>;
 

@@ -127,7 +127,7 @@ async fn c9_a_poisonous_message_becomes_a_dead_letter_and_the_chat_goes_on() {
         let tries = tries.clone();
         bot.on("poison", async move |ctx| {
             ctx.reply("half of it").await?;
-            if tries.fetch_add(1, Ordering::SeqCst) % 2 == 0 {
+            if tries.fetch_add(1, Ordering::SeqCst).is_multiple_of(2) {
                 panic!("it was poisonous");
             }
             Err("it was refused".into())

@@ -49,7 +49,7 @@ async fn n6_the_order_flow_word_for_word() {
 async fn n6_cancel_ends_it_at_any_question() {
     let mut bots = Bots::new();
     let a = bots.start(demo::flows).await;
-    for answered in 0..QUESTIONS.len() {
+    for (answered, _) in QUESTIONS.iter().enumerate() {
         let user = a.provider.user(&format!("u{answered}"));
         user.says("order").await;
         for (question, answer) in QUESTIONS.iter().zip(ANSWERS).take(answered) {
