@@ -7,6 +7,7 @@ mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
@@ -132,7 +133,8 @@ async fn case_c1_a_turn_outlives_its_lease_while_its_session_is_renewed() {
 async fn e2_a_dead_sessions_turn_passes_on_after_its_lease_and_not_before() {
     let cluster = Cluster::start(Options::nodes(3)).await;
     let prefix = Prefix::new(cluster.api(), "e2");
-    let dead = prefix.open(0, 1_000).await;
+    const LEASE: Duration = Duration::from_secs(4);
+    let dead = prefix.open(0, 4_000).await;
     let live = prefix.open(1, LONG_MS).await;
     let held = prefix.take(0, dead, "demo:e2").await;
     let next = prefix.take(1, live, "demo:e2").await;
@@ -143,8 +145,9 @@ async fn e2_a_dead_sessions_turn_passes_on_after_its_lease_and_not_before() {
 
     let stand = prefix.granted(1, next.ticket, 20 * SECOND).await;
     let granted = Instant::now();
-    assert!(granted - sent >= SECOND, "ended {:?} after its renewal", granted - sent);
-    assert!(granted - renewed <= 2 * SECOND, "ended {:?} after it", granted - renewed);
+    assert!(granted - sent >= LEASE, "ended {:?} after its renewal", granted - sent);
+    // Lease + 1 s under a stable leader, two leases where a busy machine elects another (E7).
+    assert!(granted - renewed <= 2 * LEASE, "ended {:?} after it", granted - renewed);
     assert!(stand.fence > held.fence);
     assert_eq!(stand.previous, Some(dead));
     for node in 0..3 {
@@ -274,11 +277,16 @@ async fn g1_one_message_at_three_nodes_at_one_instant_is_one_turn() {
             join_all(posts).await
         });
     }
+    let mut without_a_first = 0;
     while let Some(answers) = running.join_next().await {
         let answers = answers.unwrap();
         let first = answers.iter().filter(|duplicate| !**duplicate).count();
-        assert_eq!(first, 1, "of three deliveries, not one but {first} were the first");
+        assert!(first <= 1, "of three deliveries, not one but {first} were the first");
+        without_a_first += 1 - first;
     }
+    // Only where the first's answer was lost may all three have been told of a duplicate.
+    let lost = demo.api.counts.open_attempts.load(Ordering::Relaxed);
+    assert!(without_a_first <= lost, "{without_a_first} without a first, {lost} answers lost");
 
     let mut turns = BTreeSet::new();
     for chat in 0..CHATS {

@@ -38,7 +38,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// A call that is tried for half a minute.
+    /// A call that is tried for a minute.
     pub fn new(method: Method, path: impl Into<String>) -> Self {
         Self {
             method,
@@ -46,8 +46,8 @@ impl Request {
             headers: Vec::new(),
             body: None,
             key: None,
-            attempt: Duration::from_secs(3),
-            patience: Duration::from_secs(30),
+            attempt: Duration::from_secs(10),
+            patience: Duration::from_secs(60),
             twice: false,
         }
     }

@@ -23,7 +23,8 @@ pub struct Reply {
 /// The public listeners of the nodes.
 #[derive(Clone)]
 pub struct Demo {
-    api: Api,
+    /// The client.
+    pub api: Api,
 }
 
 impl Demo {
