@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -23,6 +24,9 @@ use crate::types::{ChatKey, Message};
 
 /// How long a user waits for a reply, and for the bot to be there at all.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Numbers what is said, in this whole process: two providers of one id may play two replicas.
+static SAID: AtomicU64 = AtomicU64::new(1);
 
 /// One reply a user got.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,7 +48,6 @@ struct Transcript {
     // How many each user has listened to.
     listened: BTreeMap<ChatKey, usize>,
     resent: u64,
-    said: u64,
     // Errors to answer the next sends with, first one first.
     faults: std::collections::VecDeque<SendError>,
 }
@@ -179,11 +182,7 @@ impl ScriptedUser {
     /// # Panics
     /// Where the bot does not take it.
     pub async fn says(&self, text: &str) -> &Self {
-        let id = {
-            let mut transcript = self.provider.inner.transcript.lock();
-            transcript.said += 1;
-            format!("{}-{}", self.chat.chat, transcript.said)
-        };
+        let id = format!("{}-{}", self.chat.chat, SAID.fetch_add(1, Ordering::Relaxed));
         self.says_as(&id, text).await;
         self
     }
