@@ -7,6 +7,7 @@
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use crate::config::HostPort;
 
@@ -19,6 +20,9 @@ pub(super) struct Owner {
     pub(super) name: String,
 }
 
+/// How long a taken port that nobody visible holds is waited for, at start only.
+const OWNERLESS_WAIT: Duration = Duration::from_secs(2);
+
 /// Listens there. `what` names the listener in the error.
 pub(super) fn bind(what: &str, address: &HostPort) -> Result<TcpListener, Failure> {
     let resolved = (address.host.as_str(), address.port)
@@ -28,7 +32,20 @@ pub(super) fn bind(what: &str, address: &HostPort) -> Result<TcpListener, Failur
         .ok_or_else(|| {
             Failure::Usage(format!("{what} {address}: the host {:?} has no address", address.host))
         })?;
-    TcpListener::bind(resolved).map_err(|error| refused(what, address, resolved, &error))
+    let until = Instant::now() + OWNERLESS_WAIT;
+    loop {
+        match TcpListener::bind(resolved) {
+            // A killed process shows no descriptors before the kernel has closed its last socket.
+            Err(error)
+                if error.kind() == io::ErrorKind::AddrInUse
+                    && owner(resolved.port()).is_none()
+                    && Instant::now() < until =>
+            {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            bound => return bound.map_err(|error| refused(what, address, resolved, &error)),
+        }
+    }
 }
 
 fn refused(what: &str, address: &HostPort, resolved: SocketAddr, error: &io::Error) -> Failure {
