@@ -80,10 +80,10 @@ pub fn free_address() -> SocketAddr {
     }
 }
 
-/// The binary under test: this build's, or the one `BOTMESH_TEST_BINARY` names (a release build, an
+/// The binary under test: this build's, or the one `TEST_BOTMESH_BINARY` names (a release build, an
 /// older version).
 fn binary() -> PathBuf {
-    let named = std::env::var_os("BOTMESH_TEST_BINARY");
+    let named = std::env::var_os("TEST_BOTMESH_BINARY");
     named.unwrap_or_else(|| env!("CARGO_BIN_EXE_botmesh").into()).into()
 }
 
