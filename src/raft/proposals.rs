@@ -37,8 +37,7 @@ use crate::clock::{BootInstant, Clock};
 use crate::group::{ExecuteError, Unavailable};
 use crate::machine::{Authority, Batch, BatchReply, ClientId, Command, Machine, Op, Reply};
 
-/// Lanes of a node. More of them overlap commits, fewer make larger batches; at two a second batch
-/// travels while the first syncs, and more brought nothing (measured at 256 in flight).
+/// Lanes of a node. More of them overlap commits, fewer make larger batches. Not tuned yet.
 const LANES: u16 = 4;
 /// The most commands of one batch.
 const BATCH_COMMANDS_MAX: usize = 1024;
