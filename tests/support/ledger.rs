@@ -1,7 +1,9 @@
 //! What was acknowledged, and whether it is there.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 
@@ -29,8 +31,11 @@ pub struct Ledger {
 }
 
 /// Writers at work, through all nodes.
+#[derive(Debug)]
 pub struct Writers {
     running: tokio::task::JoinSet<Page>,
+    /// Messages acknowledged so far.
+    acknowledged: Arc<AtomicUsize>,
 }
 
 impl Writers {
@@ -38,10 +43,20 @@ impl Writers {
     /// at the first call that is not acknowledged.
     pub fn start(demo: &Demo, prefix: &Prefix, writers: usize) -> Self {
         let mut running = tokio::task::JoinSet::new();
+        let acknowledged = Arc::new(AtomicUsize::new(0));
         for writer in 0..writers {
-            running.spawn(write(demo.clone(), prefix.clone(), writer));
+            running.spawn(write(demo.clone(), prefix.clone(), writer, acknowledged.clone()));
         }
-        Self { running }
+        Self { running, acknowledged }
+    }
+
+    /// Waits until so many messages, and at least as many rows, are acknowledged.
+    pub async fn have_written(&self, messages: usize) {
+        let until = Instant::now() + 2 * ANSWER;
+        while self.acknowledged.load(Ordering::Relaxed) < messages {
+            assert!(Instant::now() < until, "the group takes hardly any message: {self:?}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 
     /// Waits until the group is gone under them.
@@ -54,7 +69,7 @@ impl Writers {
     }
 }
 
-async fn write(demo: Demo, prefix: Prefix, writer: usize) -> Page {
+async fn write(demo: Demo, prefix: Prefix, writer: usize, acknowledged: Arc<AtomicUsize>) -> Page {
     let node = writer % prefix.api.nodes();
     let mut page = Page { chat: format!("{}-{writer}", prefix.name), ..Page::default() };
     for number in 0.. {
@@ -71,6 +86,7 @@ async fn write(demo: Demo, prefix: Prefix, writer: usize) -> Page {
             Some(duplicate) => {
                 assert!(!duplicate, "{id} is no duplicate");
                 page.messages.push(id);
+                acknowledged.fetch_add(1, Ordering::Relaxed);
             }
             None => break,
         }
