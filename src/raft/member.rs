@@ -152,6 +152,8 @@ impl Member {
                 return Leader::Nobody;
             }
             let alone = metrics.membership_config.membership().voter_ids().all(|id| id == leader);
+            // One look at a time: a writer that waits for the one would stop the other.
+            drop(metrics);
             return if alone || self.quorum_acked() { Leader::Here } else { Leader::Nobody };
         }
         let fresh = self.heard_leader.lock().is_some_and(|(from, at)| {

@@ -146,21 +146,24 @@ async fn catch_up(member: Arc<Member>) {
     let mut metrics = member.raft.data_metrics();
     let mut target = None;
     loop {
-        {
+        // Copied out: `leader` looks at these metrics too, and a second look under a first one locks
+        // up with the writer that came between the two.
+        let (committed, applied) = {
             let data = metrics.borrow_watched();
-            let term = member.raft.server_metrics().borrow_watched().vote.leader_id.term;
-            // What a leader committed in its own term is everything that was acknowledged before.
-            if target.is_none()
-                && member.leader() != Leader::Nobody
-                && let Some(committed) = data.cluster_committed
-                && committed.leader_id.term == term
-            {
-                target = Some(committed);
-            }
-            if target.is_some() && data.last_applied >= target {
-                member.set_caught_up();
-                return;
-            }
+            (data.cluster_committed, data.last_applied)
+        };
+        let term = member.raft.server_metrics().borrow_watched().vote.leader_id.term;
+        // What a leader committed in its own term is everything that was acknowledged before.
+        if target.is_none()
+            && member.leader() != Leader::Nobody
+            && let Some(committed) = committed
+            && committed.leader_id.term == term
+        {
+            target = Some(committed);
+        }
+        if target.is_some() && applied >= target {
+            member.set_caught_up();
+            return;
         }
         // The term may change without the log doing so.
         let changed = tokio::time::timeout(Duration::from_millis(100), metrics.changed()).await;
