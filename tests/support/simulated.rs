@@ -203,7 +203,7 @@ impl Server {
         let mut fresh = memory.counter;
         let versions = memory.checkpoints.entry(name.to_owned()).or_default();
         let found = versions.last().cloned().flatten().map(|(revision, _)| revision);
-        if found != wanted && !(wanted.is_some() && self.strikes(Bug::LostUpdate)) {
+        if found != wanted && !(wanted.is_some() && self.bug == Bug::LostUpdate) {
             return (412, json!({ "error": "revision", "message": "another revision" }), None);
         }
         if self.bug == Bug::RevisionAgain {
