@@ -112,6 +112,91 @@ async fn case_r2_a_wiped_member_is_not_taken_for_the_one_it_was() {
     cluster.states_are_equal().await;
 }
 
+/// A member whose log is gone has forgotten its vote and what it acknowledged. It must come back as
+/// another (SPEC K3), and its flags must not make it found a second group while it asks (SPEC K2).
+#[tokio::test(flavor = "multi_thread")]
+async fn k3_a_damaged_founder_rejoins_as_new_and_founds_no_group_meanwhile() {
+    let mut cluster = Cluster::start(Options::nodes(3)).await;
+    let prefix = Prefix::new(cluster.api(), "k3");
+    for number in 0..20 {
+        let write = prefix.create(&format!("demo:k3-{number}"), &json!({ "n": number }));
+        assert_eq!(prefix.write(1, write).await.status, 200);
+    }
+    let old = cluster.node_id(0).await;
+    let group = cluster.status(0).await.unwrap()["cluster_id"].clone();
+
+    // Its log is lost, and for now nobody answers it.
+    cluster.nodes[0].kill();
+    let dir = cluster.nodes[0].dir.clone();
+    let log = std::fs::File::options().write(true).open(dir.join("log/db")).unwrap();
+    log.set_len(0).unwrap();
+    for other in [1, 2] {
+        cluster.nodes[other].kill();
+    }
+    cluster.nodes[0].start(&["--bootstrap"]);
+    until("its state to be set aside", || {
+        cluster.nodes[0].printed().contains("waiting to join") && !dir.join("identity").exists()
+    })
+    .await;
+    // Started again, it has nothing but its flags and what it wrote down of itself.
+    cluster.nodes[0].kill();
+    let said = cluster.nodes[0].printed().len();
+    cluster.nodes[0].start(&["--bootstrap"]);
+    until("it to ask again", || {
+        cluster.nodes[0].printed().split_off(said).contains("waiting to join")
+    })
+    .await;
+    let status = cluster.status(0).await.unwrap();
+    assert!(status["cluster_id"].is_null() && status["node_id"].is_null(), "{status}");
+
+    for other in [1, 2] {
+        cluster.nodes[other].start(&[]);
+    }
+    cluster.wait_ready(0).await;
+    cluster.wait_settled().await;
+    let status = cluster.status(0).await.unwrap();
+    assert_eq!(status["cluster_id"], group);
+    assert!(cluster.node_id(0).await > old, "{status}");
+    let ids: Vec<u64> =
+        status["nodes"].as_array().unwrap().iter().map(|one| one["id"].as_u64().unwrap()).collect();
+    assert!(ids.len() == 3 && !ids.contains(&old), "{ids:?}");
+    for number in 0..20 {
+        let found = prefix.read(0, &format!("demo:k3-{number}")).await;
+        assert_eq!(found.map(|(value, _)| value), Some(json!({ "n": number })));
+    }
+    cluster.states_are_equal().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn k3_a_damaged_member_takes_its_own_place_as_another_while_the_group_runs() {
+    let mut cluster = Cluster::start(Options::nodes(3)).await;
+    let prefix = Prefix::new(cluster.api(), "k3b");
+    let write = prefix.create("demo:k3b", &json!("kept"));
+    assert_eq!(prefix.write(0, write).await.status, 200);
+    let old = cluster.node_id(2).await;
+    cluster.nodes[2].kill();
+    let db = cluster.nodes[2].dir.join("log/db");
+    std::fs::File::options().write(true).open(db).unwrap().set_len(0).unwrap();
+    cluster.nodes[2].start(&[]);
+    cluster.wait_ready(2).await;
+    cluster.wait_settled().await;
+    let status = cluster.status(2).await.unwrap();
+    assert!(cluster.node_id(2).await > old, "{status}");
+    let ids: Vec<u64> =
+        status["nodes"].as_array().unwrap().iter().map(|one| one["id"].as_u64().unwrap()).collect();
+    assert!(ids.len() == 3 && !ids.contains(&old), "{ids:?}");
+    assert_eq!(prefix.read(2, "demo:k3b").await.map(|(value, _)| value), Some(json!("kept")));
+    cluster.states_are_equal().await;
+}
+
+async fn until(what: &str, mut look: impl FnMut() -> bool) {
+    let deadline = Instant::now() + 30 * SECOND;
+    while !look() {
+        assert!(Instant::now() < deadline, "waited 30 s for {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn case_r6_three_that_expect_each_other_found_one_group_whenever_they_start() {
     let _arena = Arena::enter().await;

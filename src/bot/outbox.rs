@@ -91,9 +91,8 @@ impl Default for Sender {
 impl Sender {
     /// The room has something to send.
     pub(crate) fn ready(runtime: &Arc<Runtime>, room: String) {
-        if let Some(again) = runtime.sender.rooms.lock().insert(room.clone(), true) {
-            let _ = again; // A task is at it and will look again.
-            return;
+        if runtime.sender.rooms.lock().insert(room.clone(), true).is_some() {
+            return; // A task is at it and will look again.
         }
         let task = sending(runtime.clone(), room);
         runtime.tasks.spawn(task);
@@ -167,12 +166,9 @@ async fn sending(runtime: Arc<Runtime>, room: String) {
                     }
                 }
             }
-            Pass::GiveUp => {
-                runtime.sender.rooms.lock().remove(&room);
-                return;
-            }
             Pass::More => {}
-            Pass::Empty => {
+            // Named again meanwhile, perhaps for the next session: look again rather than lose it.
+            Pass::Empty | Pass::GiveUp => {
                 if runtime.sender.done(&room) {
                     return;
                 }

@@ -218,6 +218,9 @@ enum Turn<A> {
     Done(A),
 }
 
+/// How long a change of the membership waits for a leader before it says that there is none.
+const LEADER_WITHIN: Duration = Duration::from_secs(2);
+
 /// Passes a request on to the leader, unless that is this node.
 async fn at_leader<Q: Serialize, A: DeserializeOwned>(
     inner: &Inner,
@@ -227,6 +230,11 @@ async fn at_leader<Q: Serialize, A: DeserializeOwned>(
     within: Duration,
 ) -> Result<Turn<A>, Problem> {
     let member = inner.member()?;
+    // Between two leaders, and before a new one has heard its majority, there is none.
+    let began = member.clock.now();
+    while member.leader() == Leader::Nobody && member.clock.now() - began < LEADER_WITHIN {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     match member.leader() {
         Leader::Here => Ok(Turn::Mine(member)),
         Leader::Nobody => Err(member.no_quorum().into()),

@@ -101,7 +101,8 @@ pub struct DataDir {
 #[derive(Debug)]
 struct Inner {
     root: PathBuf,
-    boot: Boot,
+    /// What `boot` holds. Setting state aside changes the join nonce of a running process.
+    boot: Mutex<Boot>,
     /// What `identity` holds.
     identity: Mutex<Option<Identity>>,
     /// What `peer-boots` holds: (boot, nonce) by node.
@@ -141,7 +142,7 @@ impl DataDir {
         let peer_boots = load(&root.join("peer-boots"), Kind::PeerBoots)?.unwrap_or_default();
         let inner = Inner {
             root: root.to_owned(),
-            boot,
+            boot: Mutex::new(boot),
             identity: Mutex::new(identity),
             peer_boots: Mutex::new(peer_boots),
             _lock: lock,
@@ -156,7 +157,14 @@ impl DataDir {
 
     /// This opening.
     pub fn boot(&self) -> Boot {
-        self.inner.boot
+        *self.inner.boot.lock()
+    }
+
+    /// Who this was before its state was set aside, until a group has taken it in again. Such a
+    /// directory is empty and yet not a new node's: it must not found a group (SPEC K2), and the
+    /// group is to let its former self go.
+    pub fn former(&self) -> Result<Option<Identity>, OpenError> {
+        load(&self.inner.root.join("former"), Kind::Identity)
     }
 
     /// Who it is; `None` before a group has admitted it.
@@ -184,9 +192,16 @@ impl DataDir {
             });
         }
         Marker::create(&self.inner.root)?;
-        store(&self.inner.root.join("identity"), Kind::Identity, &identity)?;
+        let root = &self.inner.root;
+        store(&root.join("identity"), Kind::Identity, &identity)?;
         *known = Some(identity);
-        Ok(())
+        // Afterwards only: in between it is a member already, and a member is not asked who it was.
+        let former = root.join("former");
+        match fs::remove_file(&former) {
+            Ok(()) => files::sync_dir(root).map_err(OpenError::io(root, "syncing the directory")),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(OpenError::io(&former, "removing it")(error)),
+        }
     }
 
     /// Records the other members, for the day this node has to ask them for help.
@@ -233,14 +248,19 @@ impl DataDir {
     /// state must not be open.
     pub fn set_aside(&self) -> Result<Option<Identity>, OpenError> {
         let root = &self.inner.root;
-        let aside = root.join(format!("aside-{}", self.inner.boot.counter));
+        let mut boot = self.inner.boot.lock();
+        let aside = root.join(format!("aside-{}", boot.counter));
         files::create_dir(&aside).map_err(OpenError::io(&aside, "creating the directory"))?;
         let was = self.inner.identity.lock().take();
-        // The quarantine stamp goes last and the identity before the log: wherever this is cut
-        // off, the next opening is still quarantined, or sees no identity and no log.
-        let mut boot = self.inner.boot;
+        // Who it was is written down first, the quarantine stamp goes last and the identity before
+        // the log: wherever this is cut off, the next opening is still quarantined, or sees no
+        // identity and no log, and knows in either case that it is not a new node's.
+        if let Some(was) = &was {
+            store(&root.join("former"), Kind::Identity, was)?;
+        }
+        // The old nonce is the old member's: asking under it again would be answered with its id.
         boot.join_nonce = Uuid::new_v4();
-        store(&root.join("boot"), Kind::Boot, &boot)?;
+        store(&root.join("boot"), Kind::Boot, &*boot)?;
         for name in ["identity", "log", "state", "snapshots", "log.marker", "quarantine"] {
             let from = root.join(name);
             match fs::rename(&from, aside.join(name)) {
@@ -407,12 +427,17 @@ mod tests {
         let data = DataDir::open(dir.path(), "n1").unwrap();
         assert_eq!(data.quarantined().unwrap().as_deref(), Some("short log"));
         assert_eq!(data.set_aside().unwrap().unwrap().node_id, 4);
+        let rejoining = data.boot().join_nonce;
+        assert_ne!(rejoining, join_nonce, "at once, not only after the next opening");
         drop(data);
 
+        // Until a group has taken it in, it knows who it was, and asks under the same nonce.
         let data = DataDir::open(dir.path(), "n1").unwrap();
         assert_eq!((data.quarantined().unwrap(), data.identity()), (None, None));
-        assert_ne!(data.boot().join_nonce, join_nonce);
+        assert_eq!(data.former().unwrap(), Some(identity(4)));
+        assert_eq!(data.boot().join_nonce, rejoining);
         data.stamp(identity(11)).unwrap();
+        assert_eq!(data.former().unwrap(), None);
     }
 
     #[test]

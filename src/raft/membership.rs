@@ -193,7 +193,11 @@ pub(crate) async fn admit(
     let _one_at_a_time = member.change.lock().await;
     let seen = settled(member).await?;
     let mut nodes = seen.membership().nodes();
-    if let Some((&id, known)) = nodes.find(|(_, known)| known.nonce == applicant.peer.nonce) {
+    // Whoever comes in the place of a member is never answered with that member's id (SPEC K3).
+    let same = |(id, known): &(&NodeId, &Peer)| {
+        known.nonce == applicant.peer.nonce && Some(**id) != applicant.peer.replaces
+    };
+    if let Some((&id, known)) = nodes.find(same) {
         if applicant.wanted.is_some_and(|wanted| wanted != id) {
             return Err(MembershipError::IdNotFree { id: applicant.wanted.unwrap_or(id) });
         }

@@ -264,7 +264,7 @@ impl Inner {
 
     /// Decides what the directory is to become.
     async fn begin(self: &Arc<Self>, dir: DataDir) -> Result<(), NodeError> {
-        let mut lost = None;
+        let mut lost = dir.former()?;
         if dir.quarantined()?.is_none() {
             if let Some(identity) = dir.identity() {
                 match self.start(identity, false).await {
@@ -276,7 +276,12 @@ impl Inner {
                 }
             }
         } else {
-            lost = dir.identity();
+            lost = dir.identity().or(lost);
+            if lost.is_none() {
+                let why = "its directory is quarantined and does not say who it was; move the \
+                           directory away and join with an empty one";
+                return Err(NodeError::NotJoined { why: why.to_owned() });
+            }
         }
         if let Some(lost) = lost {
             return self.rejoin(dir, lost).await;
@@ -299,7 +304,11 @@ impl Inner {
 
     /// Sets doubtful state aside and asks the peers it knew to be taken in as a new node.
     async fn rejoin(self: &Arc<Self>, dir: DataDir, lost: Identity) -> Result<(), NodeError> {
-        let why = dir.quarantined()?.unwrap_or_default();
+        let doubtful = dir.quarantined()?.is_some() || dir.identity().is_some();
+        let why = match dir.quarantined()? {
+            Some(why) => why,
+            None => "its state was set aside".to_owned(),
+        };
         let addresses: Vec<String> = lost.peers.iter().map(|peer| peer.address.clone()).collect();
         if addresses.is_empty() {
             return Err(NodeError::NotJoined {
@@ -310,7 +319,10 @@ impl Inner {
             });
         }
         tracing::error!(node_id = lost.node_id, why, "rejoining as a new node");
-        blocking(move || dir.set_aside().map(|_| ())).await?;
+        // Once is enough: the nonce that was asked under must stay, or one rejoin becomes two.
+        if doubtful {
+            blocking(move || dir.set_aside().map(|_| ())).await?;
+        }
         self.seek(bootstrap::join(self.clone(), addresses, Some(lost.node_id)));
         Ok(())
     }
