@@ -298,3 +298,24 @@ async fn a7_a_stopped_node_hands_on_at_once_and_exits_with_zero() {
     assert_eq!(status["sessions"].as_array().unwrap().len(), 2, "{}", status["sessions"]);
     cluster.restart(leader).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn n2_a_join_flag_that_leads_to_another_group_is_said_and_ignored() {
+    let _arena = Arena::enter().await;
+    let mut cluster = Cluster::prepare(&Options::nodes(2));
+    for index in 0..2 {
+        cluster.nodes[index].start(&["--bootstrap"]);
+        cluster.wait_ready(index).await;
+    }
+    let own = cluster.status(1).await.unwrap()["cluster_id"].clone();
+    let first = cluster.nodes[0].cluster.to_string();
+    cluster.nodes[1].kill();
+    cluster.nodes[1].start(&["--join", &first]);
+    cluster.wait_ready(1).await;
+    let until = Instant::now() + 10 * SECOND;
+    while !cluster.nodes[1].printed().contains("leads to group") {
+        assert!(Instant::now() < until, "it only said:\n{}", cluster.nodes[1].printed());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(cluster.status(1).await.unwrap()["cluster_id"], own);
+}

@@ -12,6 +12,11 @@
 //!
 //! It ends by itself in less than two minutes.
 
+/// As the binary.
+#[cfg(feature = "mimalloc")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 mod cluster;
 mod limits;
 mod load;
@@ -36,6 +41,8 @@ const IDLE: Duration = Duration::from_secs(10);
 type Fault = Box<dyn std::error::Error + Send + Sync>;
 
 fn main() -> Result<(), Fault> {
+    // As `botmesh run`.
+    rustix::thread::disable_transparent_huge_pages(true)?;
     let json = json_path()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let report = runtime.block_on(async {

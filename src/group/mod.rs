@@ -29,7 +29,7 @@ pub use wakeups::{SessionEvent, SessionEvents, Topic, Waiter, Wakeups};
 #[non_exhaustive]
 pub enum Unavailable {
     /// No leader is known, or a majority does not answer.
-    #[error("no quorum: {reachable} of {voters} voters answer; start or reconnect the others")]
+    #[error("no quorum: {}", no_quorum(*reachable, *voters))]
     NoQuorum {
         /// Voters that answer, this node included.
         reachable: usize,
@@ -54,6 +54,15 @@ pub enum Unavailable {
         /// Why.
         why: String,
     },
+}
+
+/// A majority may answer and yet nobody lead: between two leaders.
+fn no_quorum(reachable: usize, voters: usize) -> String {
+    let advice = match reachable * 2 > voters {
+        true => "they have no leader yet; ask again",
+        false => "start or reconnect the others",
+    };
+    format!("{reachable} of {voters} voters answer; {advice}")
 }
 
 /// Why a command has no answer.

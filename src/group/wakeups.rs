@@ -143,8 +143,7 @@ impl Wakeups {
         }
         let mut inner = self.inner.lock();
         for effect in &effects {
-            let (session, topics) = addressees(effect);
-            if let Some(session) = session
+            if let Some(session) = session_of(effect)
                 && let Some(sender) = inner.sessions.get(&session)
                 && sender.send(SessionEvent::Effect(effect.clone())).is_err()
             {
@@ -156,7 +155,7 @@ impl Wakeups {
             if inner.topics.is_empty() {
                 continue;
             }
-            for topic in topics.into_iter().flatten() {
+            for topic in topics_of(effect).into_iter().flatten() {
                 if let Some(sender) = inner.topics.get(&topic) {
                     sender.send_modify(|count| *count += 1);
                 }
@@ -169,30 +168,44 @@ impl Wakeups {
     }
 }
 
-/// Whom an effect concerns.
-fn addressees(effect: &Effect) -> (Option<Incarnation>, [Option<Topic>; 2]) {
+/// The session an effect concerns.
+fn session_of(effect: &Effect) -> Option<Incarnation> {
     match effect {
-        Effect::SessionArmed { session, .. } => (Some(*session), [None, None]),
-        Effect::SessionEnded { session, .. } => {
-            (Some(*session), [Some(Topic::Session(*session)), None])
+        Effect::SessionArmed { session, .. }
+        | Effect::SessionEnded { session, .. }
+        | Effect::Granted { session, .. }
+        | Effect::Adopted { session, .. }
+        | Effect::OutboxReady { session, .. } => Some(*session),
+        Effect::TicketEnded { session, .. } => *session,
+        Effect::Replied { .. }
+        | Effect::RowChanged(_)
+        | Effect::DeadLettered { .. }
+        | Effect::BodyDiffers { .. }
+        | Effect::Mark => None,
+    }
+}
+
+/// The topics an effect raises.
+fn topics_of(effect: &Effect) -> [Option<Topic>; 2] {
+    match effect {
+        Effect::SessionEnded { session, .. } => [Some(Topic::Session(*session)), None],
+        Effect::Granted { queue, ticket, .. } => {
+            [Some(Topic::Ticket(queue.prefix.clone(), *ticket)), Some(Topic::Queue(queue.clone()))]
         }
-        Effect::Granted { session, queue, ticket, .. } => (
-            Some(*session),
-            [Some(Topic::Ticket(queue.prefix.clone(), *ticket)), Some(Topic::Queue(queue.clone()))],
-        ),
-        Effect::TicketEnded { session, prefix, ticket } => {
-            (*session, [Some(Topic::Ticket(prefix.clone(), *ticket)), None])
+        Effect::TicketEnded { prefix, ticket, .. } => {
+            [Some(Topic::Ticket(prefix.clone(), *ticket)), None]
         }
-        Effect::Adopted { session, queue, ticket } => {
-            (Some(*session), [Some(Topic::Ticket(queue.prefix.clone(), *ticket)), None])
+        Effect::Adopted { queue, ticket, .. } => {
+            [Some(Topic::Ticket(queue.prefix.clone(), *ticket)), None]
         }
-        Effect::OutboxReady { session, .. } => (Some(*session), [None, None]),
         Effect::Replied { prefix, chat } => {
-            (None, [Some(Topic::Replies(prefix.clone(), chat.clone())), None])
+            [Some(Topic::Replies(prefix.clone(), chat.clone())), None]
         }
-        Effect::RowChanged(row) => (None, [Some(Topic::Row(row.clone())), None]),
-        Effect::DeadLettered { .. } | Effect::BodyDiffers { .. } | Effect::Mark => {
-            (None, [None, None])
-        }
+        Effect::RowChanged(row) => [Some(Topic::Row(row.clone())), None],
+        Effect::SessionArmed { .. }
+        | Effect::OutboxReady { .. }
+        | Effect::DeadLettered { .. }
+        | Effect::BodyDiffers { .. }
+        | Effect::Mark => [None, None],
     }
 }

@@ -4,6 +4,7 @@
 //! index. What only speeds up finding things stands in [`super::index`] and is rebuilt on load.
 //! Tags name tables on disk: they are never reused and never change (DESIGN 8).
 
+use std::collections::BTreeMap;
 use std::hash::Hash;
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::digest::Digest;
 use super::state::{JournalRecord, Limits, LoadError, OutboxEntry};
 use super::stored::decode;
-use super::table::{CutTable, FrozenTable, Table};
+use super::table::{CutTable, FrozenTable, Hashed, Shelf, Table};
 use super::{Grant, IdempotencyKey, QueueKey, Reply, RowKey, SessionKind};
 use crate::types::{Fence, Incarnation, NodeId, Prefix, Revision, TicketId};
 
@@ -195,28 +196,28 @@ pub(super) struct KeyedReply {
 
 /// Defines the tables once, and from that all that must not forget one of them.
 macro_rules! tables {
-    ($($(#[$doc:meta])* $tag:literal $name:ident: $key:ty => $value:ty, $shards:expr;)*) => {
+    ($($(#[$doc:meta])* $tag:literal $name:ident: $key:ty => $value:ty, $shelf:ident, $shards:expr;)*) => {
         /// Every replicated table.
         #[derive(Debug, Clone)]
         pub(super) struct Tables {
             pub(super) meta: Meta,
             /// The counters as the last cut wrote them.
             meta_cut: Option<Meta>,
-            $($(#[$doc])* pub(super) $name: Table<$key, $value>,)*
+            $($(#[$doc])* pub(super) $name: Table<$key, $value, $shelf<$key, $value>>,)*
         }
 
         /// Every table held still.
         #[derive(Debug, Clone)]
         pub(super) struct FrozenTables {
             meta: Meta,
-            $($name: FrozenTable<$key, $value>,)*
+            $($name: FrozenTable<$key, $value, $shelf<$key, $value>>,)*
         }
 
         /// The changes of every table held still.
         #[derive(Debug)]
         pub(super) struct CutTables {
             meta: Option<Meta>,
-            $($name: CutTable<$key, $value>,)*
+            $($name: CutTable<$key, $value, $shelf<$key, $value>>,)*
         }
 
         impl Tables {
@@ -307,41 +308,42 @@ const META_TAG: u8 = 1;
 
 tables! {
     /// How often each node's data directory was opened, as far as its batches told.
-    2 clients: NodeId => u64, 1;
+    2 clients: NodeId => u64, Hashed, 1;
     /// The last answers of every lane.
-    3 lanes: (NodeId, u16) => Lane, 1;
+    3 lanes: (NodeId, u16) => Lane, BTreeMap, 1;
     /// Every prefix ever used.
-    4 prefixes: Prefix => PrefixRecord, 1;
+    4 prefixes: Prefix => PrefixRecord, Hashed, 1;
     /// Live sessions.
-    5 sessions: Incarnation => Session, FEW;
+    5 sessions: Incarnation => Session, Hashed, FEW;
     /// Queues that have tickets or a remembered last holder.
-    6 queues: Arc<QueueKey> => Queue, MANY;
+    6 queues: Arc<QueueKey> => Queue, Hashed, MANY;
     /// Live tickets.
-    7 tickets: TicketKey => Ticket, MANY;
+    7 tickets: TicketKey => Ticket, Hashed, MANY;
     /// Rows, ended ones included until they are swept.
-    8 rows: Arc<RowKey> => StoredRow, MANY;
+    8 rows: Arc<RowKey> => StoredRow, BTreeMap, MANY;
     /// Messages that are not acknowledged.
-    9 journal: TicketKey => Arc<JournalRecord>, MANY;
+    9 journal: TicketKey => Arc<JournalRecord>, Hashed, MANY;
     /// Message ids seen, by digest.
-    10 seen: Digest => Seen, MANY;
+    10 seen: Digest => Seen, Hashed, MANY;
     /// Outboxes.
-    11 outboxes: Arc<ChatName> => Outbox, MANY;
+    11 outboxes: Arc<ChatName> => Outbox, Hashed, MANY;
     /// Listed entries of outboxes.
-    12 entries: EntryKey => Arc<OutboxEntry>, MANY;
+    12 entries: EntryKey => Arc<OutboxEntry>, Hashed, MANY;
     /// Ids of entries that are no longer listed, by digest.
-    13 sent_ids: EntryKey => Digest, MANY;
+    13 sent_ids: EntryKey => Digest, Hashed, MANY;
     /// Messages given up.
-    14 dead: TicketKey => Arc<JournalRecord>, 1;
+    14 dead: TicketKey => Arc<JournalRecord>, BTreeMap, 1;
     /// Scheduled tasks.
-    15 tasks: TaskKey => Task, FEW;
+    15 tasks: TaskKey => Task, Hashed, FEW;
     /// Answers to callers' idempotency keys.
-    16 keyed: Arc<IdempotencyKey> => KeyedReply, FEW;
+    16 keyed: Arc<IdempotencyKey> => KeyedReply, Hashed, FEW;
 }
 
-fn load_into<K, V>(table: &mut Table<K, V>, key: &[u8], value: &[u8]) -> Result<(), LoadError>
+fn load_into<K, V, S>(table: &mut Table<K, V, S>, key: &[u8], value: &[u8]) -> Result<(), LoadError>
 where
     K: Ord + Hash + Clone + serde::de::DeserializeOwned,
     V: Clone + serde::de::DeserializeOwned,
+    S: Shelf<K, V>,
 {
     match table.insert(decode(key)?, decode(value)?) {
         None => Ok(()),

@@ -131,8 +131,8 @@ async fn enter(inner: &Arc<Inner>, answer: JoinAnswer) -> Result<(), NodeError> 
 enum Seen {
     /// It has no group yet; its name.
     Waiting(String),
-    /// It belongs to a group.
-    Grouped,
+    /// It belongs to this group.
+    Grouped(Uuid),
     /// Nothing.
     Silent(String),
 }
@@ -152,7 +152,10 @@ async fn look_at(inner: &Inner, address: &str) -> Seen {
         response.json::<Status>().await.map_err(|error| root_cause(&error))
     };
     match answered.await {
-        Ok(Status { cluster_id: Some(_), .. }) => Seen::Grouped,
+        Ok(Status { cluster_id: Some(id), .. }) => match Uuid::parse_str(&id) {
+            Ok(id) => Seen::Grouped(id),
+            Err(error) => Seen::Silent(format!("its group's id: {error}")),
+        },
         Ok(Status { name, .. }) => Seen::Waiting(name),
         Err(why) => Seen::Silent(why),
     }
@@ -171,7 +174,7 @@ pub(crate) async fn expect(inner: Arc<Inner>, peers: Vec<String>) -> Result<(), 
         let mut grouped = Vec::new();
         for (address, seen) in others.into_iter().zip(seen) {
             match seen {
-                Seen::Grouped => grouped.push(address.clone()),
+                Seen::Grouped(_) => grouped.push(address.clone()),
                 Seen::Silent(why) => silent.push(format!("{address} ({why})")),
                 Seen::Waiting(name) => {
                     if let Some(same) = names.insert(name.clone(), address.clone()) {
@@ -200,6 +203,24 @@ pub(crate) async fn expect(inner: Arc<Inner>, peers: Vec<String>) -> Result<(), 
             why = format!("{} founds it", first.unwrap_or_default());
         }
         wait(&inner, &what, &why, &mut said).await;
+    }
+}
+
+/// A member that restarts ignores its join flag (SPEC N2); where the flag leads to another group,
+/// that is more likely a mistake than a leftover, and said once.
+pub(crate) async fn compare_join_flag(inner: Arc<Inner>, own: Uuid, addresses: Vec<String>) {
+    for address in addresses {
+        if let Seen::Grouped(other) = look_at(&inner, &address).await
+            && other != own
+        {
+            tracing::warn!(
+                name = inner.options.name,
+                "--join {address} leads to group {other}, and this data directory is a member of \
+                 group {own}: the flag is ignored; to join the other group, start with an empty \
+                 directory"
+            );
+            return;
+        }
     }
 }
 

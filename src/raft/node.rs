@@ -267,8 +267,17 @@ impl Inner {
         let mut lost = dir.former()?;
         if dir.quarantined()?.is_none() {
             if let Some(identity) = dir.identity() {
+                let cluster_id = identity.cluster_id;
                 match self.start(identity, false).await {
-                    Ok(()) => return Ok(()),
+                    Ok(()) => {
+                        if let Start::Join(addresses) = self.options.start.clone() {
+                            let looks =
+                                bootstrap::compare_join_flag(self.clone(), cluster_id, addresses);
+                            let stop = self.stop.clone();
+                            self.tasks.spawn(stop.run_until_cancelled_owned(looks));
+                        }
+                        return Ok(());
+                    }
                     // Doubtful state is not used; the node comes back as a new one.
                     Err(NodeError::Open(OpenError::Quarantined { .. })) => lost = dir.identity(),
                     Err(_) if dir.quarantined()?.is_some() => lost = dir.identity(),

@@ -30,6 +30,7 @@ use super::wire::{
     self, ForwardAnswer, Header, ReadIndex, ReadIndexAnswer, Refusal, SnapshotStart,
 };
 use crate::codec::{DECODE_BYTES_MAX, Kind};
+use crate::group::Unavailable;
 
 /// Of an append: as much as decodes.
 const APPEND_BYTES_MAX: usize = DECODE_BYTES_MAX;
@@ -73,7 +74,7 @@ struct Asked<Q> {
 
 impl<Q: DeserializeOwned> Asked<Q> {
     fn open(inner: &Inner, body: &[u8]) -> Result<Self, Refusal> {
-        let member = inner.member().map_err(|why| Refusal::NotServing { why: why.to_string() })?;
+        let member = inner.member().map_err(not_serving)?;
         let (from, payload) = wire::open(Kind::Request, body)?;
         member.peers.admit(&from)?;
         Ok(Self { question: wire::message(payload)?, member, from })
@@ -84,6 +85,14 @@ impl<Q: DeserializeOwned> Asked<Q> {
 fn answer<A: Serialize>(member: &Member, to: &Header, answer: &A) -> Response {
     let body = wire::seal(Kind::Response, &member.peers.header(to.from), answer);
     ([(header::CONTENT_TYPE, "application/octet-stream")], body).into_response()
+}
+
+fn not_serving(why: Unavailable) -> Refusal {
+    let why = match why {
+        Unavailable::NotServing { why } => why,
+        other => other.to_string(),
+    };
+    Refusal::NotServing { why }
 }
 
 fn failed(error: impl std::fmt::Display) -> Refusal {

@@ -73,7 +73,7 @@ impl StateOptions {
     pub(crate) fn new(limits: Limits) -> Self {
         Self {
             limits,
-            cut_every: Duration::from_secs(10),
+            cut_every: Duration::from_secs(30),
             cut_bytes: 64 << 20,
             cache_bytes: 8 << 20,
         }
