@@ -157,9 +157,7 @@ async fn k3_a_damaged_founder_rejoins_as_new_and_founds_no_group_meanwhile() {
     let status = cluster.status(0).await.unwrap();
     assert_eq!(status["cluster_id"], group);
     assert!(cluster.node_id(0).await > old, "{status}");
-    let ids: Vec<u64> =
-        status["nodes"].as_array().unwrap().iter().map(|one| one["id"].as_u64().unwrap()).collect();
-    assert!(ids.len() == 3 && !ids.contains(&old), "{ids:?}");
+    gone(&cluster, 0, old).await;
     for number in 0..20 {
         let found = prefix.read(0, &format!("demo:k3-{number}")).await;
         assert_eq!(found.map(|(value, _)| value), Some(json!({ "n": number })));
@@ -182,11 +180,25 @@ async fn k3_a_damaged_member_takes_its_own_place_as_another_while_the_group_runs
     cluster.wait_settled().await;
     let status = cluster.status(2).await.unwrap();
     assert!(cluster.node_id(2).await > old, "{status}");
-    let ids: Vec<u64> =
-        status["nodes"].as_array().unwrap().iter().map(|one| one["id"].as_u64().unwrap()).collect();
-    assert!(ids.len() == 3 && !ids.contains(&old), "{ids:?}");
+    gone(&cluster, 2, old).await;
     assert_eq!(prefix.read(2, "demo:k3b").await.map(|(value, _)| value), Some(json!("kept")));
     cluster.states_are_equal().await;
+}
+
+/// Waits until the change that makes the new member a voter has let the old one go; until then it is
+/// a learner beside it, and serves.
+async fn gone(cluster: &Cluster, at: usize, old: u64) {
+    let deadline = Instant::now() + 30 * SECOND;
+    loop {
+        let status = cluster.status(at).await.unwrap();
+        let nodes = status["nodes"].as_array().unwrap();
+        let ids: Vec<u64> = nodes.iter().map(|one| one["id"].as_u64().unwrap()).collect();
+        if ids.len() == 3 && !ids.contains(&old) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "node {old} is still a member: {ids:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
 
 async fn until(what: &str, mut look: impl FnMut() -> bool) {
@@ -318,4 +330,37 @@ async fn n2_a_join_flag_that_leads_to_another_group_is_said_and_ignored() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert_eq!(cluster.status(1).await.unwrap()["cluster_id"], own);
+}
+
+/// A founder whose identity file is gone has a log and a vote: it refuses every way to begin, and
+/// with the file back it is who it was (SPEC K2).
+#[tokio::test(flavor = "multi_thread")]
+async fn k2_a_directory_with_a_log_and_no_identity_begins_nothing() {
+    let _arena = Arena::enter().await;
+    let mut cluster = Cluster::prepare(&Options::nodes(2));
+    for index in 0..2 {
+        cluster.nodes[index].start(&["--bootstrap"]);
+        cluster.wait_ready(index).await;
+    }
+    let own = cluster.status(0).await.unwrap()["cluster_id"].clone();
+    let (first, second) =
+        (cluster.nodes[0].cluster.to_string(), cluster.nodes[1].cluster.to_string());
+    let peers = format!("{first},{second}");
+    cluster.nodes[0].kill();
+    let identity = cluster.nodes[0].dir.join("identity");
+    let kept = std::fs::read(&identity).unwrap();
+    std::fs::remove_file(&identity).unwrap();
+    let begins: [&[&str]; 3] =
+        [&["--bootstrap"], &["--join", &second], &["--bootstrap-expect", "2", "--peers", &peers]];
+    for flags in begins {
+        cluster.nodes[0].start(flags);
+        assert!(!cluster.nodes[0].wait_ended(30 * SECOND).await.success(), "{flags:?}");
+        assert!(!identity.exists(), "{flags:?} made it a member");
+    }
+    let said = cluster.nodes[0].printed();
+    assert!(said.contains("the directory holds a log"), "{said}");
+    std::fs::write(&identity, kept).unwrap();
+    cluster.nodes[0].start(&[]);
+    cluster.wait_ready(0).await;
+    assert_eq!(cluster.status(0).await.unwrap()["cluster_id"], own);
 }

@@ -132,6 +132,15 @@ impl DataDir {
                     .to_owned(),
             });
         }
+        // While a state is being set aside the quarantine stamp is the last to go.
+        if identity.is_none() && root.join("log").exists() && !root.join("quarantine").exists() {
+            return Err(OpenError::Damaged {
+                path: root.join("identity"),
+                why: "the file is missing and the directory holds a log: a member's, which must \
+                      neither found a group nor join one as if it were new"
+                    .to_owned(),
+            });
+        }
         let boot = Boot {
             counter: before.map_or(1, |boot| boot.counter + 1),
             nonce: Uuid::new_v4(),

@@ -119,6 +119,12 @@ impl Member {
         self.raft.server_metrics().borrow_watched().membership_config.clone()
     }
 
+    /// What an entry proposed now is stamped with.
+    pub(crate) fn stamp_ms(&self) -> u64 {
+        let voters = self.membership().membership().voter_ids().collect();
+        self.peers.time.stamp_ms(self.id(), &voters)
+    }
+
     /// A member's name and address.
     pub(crate) fn peer(&self, id: NodeId) -> Option<Peer> {
         self.membership().membership().get_node(&id).cloned()
@@ -250,6 +256,10 @@ pub(crate) struct MemberCarrier(pub(crate) Arc<Member>);
 impl Carrier for MemberCarrier {
     fn hindrance(&self) -> Option<Unavailable> {
         self.0.hindrance()
+    }
+
+    fn stamp_ms(&self) -> u64 {
+        self.0.stamp_ms()
     }
 
     async fn propose(&self, proposal: Proposal) -> Sent {

@@ -4,6 +4,7 @@ mod barrier;
 mod bootstrap;
 mod cluster;
 mod files;
+mod group_time;
 mod hooks;
 mod identity;
 mod log_store;

@@ -14,6 +14,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
+use super::group_time::GroupTime;
 use super::identity::DataDir;
 use super::wire::{self, Header, Refusal};
 use super::{Secret, Timing};
@@ -142,6 +143,8 @@ pub(crate) struct Peers {
     dir: DataDir,
     clients: Clients,
     clock: Arc<dyn Clock>,
+    /// What the wall clocks of this node and its peers show.
+    pub(crate) time: GroupTime,
     /// When a checked message of each peer last came. A plain mutex: held for a map access.
     heard: Mutex<HashMap<NodeId, BootInstant>>,
     /// Where each peer is, as the membership or the peer itself said last.
@@ -167,6 +170,7 @@ impl Peers {
             id,
             dir,
             clients,
+            time: GroupTime::new(clock.clone()),
             clock,
             heard: Mutex::default(),
             book: Mutex::default(),
@@ -185,6 +189,7 @@ impl Peers {
             boot: boot.counter,
             nonce: boot.nonce,
             address: self.address.clone(),
+            wall_ms: self.time.own_ms(),
         }
     }
 
@@ -213,6 +218,7 @@ impl Peers {
             Err(error) => return Err(Refusal::Failed { why: error.to_string() }),
         }
         self.heard.lock().insert(header.from, self.clock.now());
+        self.time.heard(header.from, header.wall_ms);
         self.note_address(header.from, &header.address);
         Ok(())
     }

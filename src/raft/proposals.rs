@@ -71,6 +71,9 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug + 'static {
     /// Why a batch cannot be sent now; `None` where a leader with a majority is known.
     fn hindrance(&self) -> Option<Unavailable>;
 
+    /// The time a batch is stamped with; a leader stamps what others forward anew.
+    fn stamp_ms(&self) -> u64;
+
     /// Sends a batch to the leader. Dropping the future does not take it back.
     async fn propose(&self, proposal: Proposal) -> Sent;
 
@@ -339,7 +342,7 @@ impl Proposals {
             callers.push((one.caller, one.state));
             extras.push((one.weight, one.stale_at, one.asked));
         }
-        let stamp_ms = self.clock.wall_ms();
+        let stamp_ms = carrier.stamp_ms();
         let mut batch = Batch { client: self.client, lane: number, serial, stamp_ms, commands };
         let mut proposal = Proposal::seal(&batch);
         *lane.flight.lock() = Some(Flight { serial, callers, gap: None });

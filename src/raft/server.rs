@@ -150,13 +150,13 @@ pub(crate) async fn own_read_index(member: &Member) -> ReadIndexAnswer {
 async fn forward(State(inner): State<Arc<Inner>>, body: Bytes) -> Answer {
     let asked = Asked::<Proposal>::open(&inner, &body)?;
     // Decoded here, because an entry that does not decode would stop every node, and because the
-    // leader's clock stamps it, not the sender's (DESIGN 9).
+    // leader stamps it, not the sender (DESIGN 9).
     let mut batch = asked.question.open()?;
     if batch.client.node != asked.from.from {
         let why = format!("a batch of node {} came from another", batch.client.node);
         return Err(Refusal::Malformed { why });
     }
-    batch.stamp_ms = inner.options.clock.wall_ms();
+    batch.stamp_ms = asked.member.stamp_ms();
     let response = own_propose(&asked.member, Proposal::seal(&batch)).await;
     Ok(answer(&asked.member, &asked.from, &response))
 }

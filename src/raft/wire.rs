@@ -30,6 +30,8 @@ pub(crate) struct Header {
     /// Where the sender can be reached: a member that came back under a new address is heard of
     /// before the membership says so (SPEC K4).
     pub(crate) address: String,
+    /// What the sender's wall clock shows: see [`super::group_time`].
+    pub(crate) wall_ms: u64,
 }
 
 /// Why a node does not take a message. Nothing of it was done.
@@ -154,6 +156,7 @@ mod tests {
             boot: 3,
             nonce: Uuid::from_u128(9),
             address: "127.0.0.1:9101".to_owned(),
+            wall_ms: 1_767_225_600_000,
         }
     }
 

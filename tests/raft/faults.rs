@@ -1,10 +1,13 @@
 //! Leaders that die or hand over, nodes that fall behind, groups that go quiet.
 
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::time::Duration;
 
-use botmesh::clock::{Clock, SystemClock};
+use botmesh::clock::{BootInstant, Clock, SystemClock};
 use botmesh::group::{ExecuteError, Group, Unavailable};
-use botmesh::machine::{Command, Expect, Reply};
+use botmesh::machine::{Authority, Command, Expect, Op, Reply};
 use botmesh::raft::{Node, NodeLimits, NodeOptions, Start};
 use botmesh::types::{Incarnation, TicketId};
 use tokio::net::TcpListener;
@@ -224,4 +227,76 @@ async fn e2_a_session_nobody_renews_ends_also_after_a_leader_change() {
         |node: &Node| botmesh::group::look(node, |machine| machine.session(session)).is_some();
     until("the session to end on both", || nodes.iter().all(|one| !alive(&one.node))).await;
     assert!(SystemClock.now() - opened >= Duration::from_millis(1500), "never before its lease");
+}
+
+/// A wall clock that a test sets.
+#[derive(Debug, Default)]
+struct Jumping {
+    ahead_ms: AtomicI64,
+}
+
+impl Clock for Jumping {
+    fn now(&self) -> BootInstant {
+        SystemClock.now()
+    }
+    fn wall_ms(&self) -> u64 {
+        SystemClock.wall_ms().saturating_add_signed(self.ahead_ms.load(Relaxed))
+    }
+    fn sleep_until(&self, at: BootInstant) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(SystemClock.sleep_until(at))
+    }
+}
+
+/// One wrong clock expires no data (DESIGN 9), also where it is the leader's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f1_a_row_outlives_an_hour_that_only_the_leaders_clock_saw() {
+    let lab = Lab::new();
+    let clock = Arc::new(Jumping::default());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let options = lab.options("n1", &address, Start::Bootstrap);
+    let first = lab.serve(listener, NodeOptions { clock: clock.clone(), ..options }).await.unwrap();
+    let join = Start::Join(vec![address]);
+    let second = lab.start("n2", join.clone()).await;
+    let third = lab.start("n3", join).await;
+    let nodes = [&first, &second, &third];
+    until("three voters", || nodes.iter().all(|one| voters(&one.status()) == 3)).await;
+    assert_eq!(nodes[leader_of(&nodes).await].id(), first.id());
+
+    let put = |key: &str| Command::Commit {
+        by: Authority::Nobody,
+        ops: vec![Op::Put {
+            row: row(key),
+            value: b"x".to_vec(),
+            expect: Expect::Any,
+            ttl_ms: Some(600_000),
+        }],
+    };
+    execute(&first.node, put("kept")).await.unwrap();
+    for (number, jump_ms) in [3_600_000, -3_600_000, 7_200_000].into_iter().enumerate() {
+        clock.ahead_ms.store(jump_ms, Relaxed);
+        // By the leader itself, and forwarded to it.
+        for (through, node) in nodes.iter().enumerate() {
+            execute(&node.node, put(&format!("{number}-{through}"))).await.unwrap();
+        }
+        for node in nodes {
+            assert!(read(&node.node, "kept").await.is_some(), "a jump of {jump_ms} ms ended it");
+        }
+    }
+    // A majority of the clocks is no wrong clock: rows do end.
+    let brief = Command::Commit {
+        by: Authority::Nobody,
+        ops: vec![Op::Put {
+            row: row("brief"),
+            value: b"x".to_vec(),
+            expect: Expect::Any,
+            ttl_ms: Some(50),
+        }],
+    };
+    execute(&first.node, brief).await.unwrap();
+    let deadline = SystemClock.now() + SOON;
+    while read(&first.node, "brief").await.is_some() {
+        assert!(SystemClock.now() < deadline, "a row of 50 ms does not end");
+        execute(&first.node, put("tick")).await.unwrap();
+    }
 }
