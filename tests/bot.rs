@@ -7,7 +7,10 @@ mod bot {
     pub mod support;
 
     mod conversations;
+    mod dialogue;
     mod durability;
+    mod handover;
+    mod kept;
     mod life;
     mod order_flow;
     mod webhook;

@@ -9,15 +9,18 @@ use tokio::sync::{Semaphore, watch};
 use tokio_util::task::TaskTracker;
 
 use super::Bot;
-use super::conversation::{AnyFlow, Flow, State};
+use super::conversation::{AnyFlow, Convo, Dialogue, Flow, FlowId, State};
 use super::ctx::Ctx;
 use super::error::{BuildError, Fault, Result};
 use super::events::Emitter;
 use super::handler::{AnyHandler, Cloned, Handler, Route};
+use super::handover::Handover;
+use super::hooks::{AnyHook, ClonedHook, Hook, Pass};
 use super::inbox::Intake;
 use super::memory::Chats;
 use super::outbox::Sender;
 use super::runtime::{Phase, Runtime, TURNS_AT_ONCE_MAX};
+use super::watch::Watch;
 use crate::coordinator::{Coordinator, CoordinatorOptions, MemoryCoordinator};
 use crate::group::{Limits, MemoryHub};
 use crate::provider::Provider;
@@ -53,6 +56,7 @@ pub struct Coordination {
     provider_session: ProviderSession,
     provider_down: Duration,
     durability: Option<Durability>,
+    handover: Handover,
 }
 
 impl fmt::Debug for Coordination {
@@ -64,6 +68,7 @@ impl fmt::Debug for Coordination {
             .field("provider_session", &self.provider_session)
             .field("provider_down", &self.provider_down)
             .field("durability", &self.durability)
+            .field("handover", &self.handover)
             .finish()
     }
 }
@@ -78,7 +83,16 @@ impl Coordination {
             provider_session: ProviderSession::Auto,
             provider_down: Duration::from_secs(60),
             durability: None,
+            handover: Handover::default(),
         }
+    }
+
+    /// What becomes of conversations whose chat goes to another replica (default: persistent flows
+    /// continue, the others are gone).
+    #[must_use]
+    pub fn handover(mut self, handover: Handover) -> Self {
+        self.handover = handover;
+        self
     }
 
     /// How long a message waits for its chat's turn before an error tells (default 2 min).
@@ -125,7 +139,9 @@ pub struct BotBuilder {
     store: Option<Arc<dyn Store>>,
     coordination: Option<Coordination>,
     routes: Vec<(Route, Box<dyn AnyHandler>)>,
+    hooks: Vec<Box<dyn AnyHook>>,
     flows: Vec<AnyFlow>,
+    conversation_timeout: Option<Duration>,
 }
 
 impl fmt::Debug for BotBuilder {
@@ -158,6 +174,57 @@ impl BotBuilder {
     /// Adds a flow.
     pub fn flow<S: State>(mut self, flow: Flow<S>) -> Self {
         self.flows.push(flow.into_any());
+        self
+    }
+
+    /// Adds a conversation that is one async function from beginning to end. It is entered like a
+    /// flow and lives in the memory of the replica that entered it: where another one takes the
+    /// chat, the [`Handover`]'s fallback decides. See [`Flow::of_one_piece`] for its options.
+    ///
+    /// ```
+    /// use botmesh::bot::{Bot, FlowId, Route};
+    ///
+    /// const FEEDBACK: FlowId<()> = FlowId::new("feedback");
+    ///
+    /// let bot = Bot::builder()
+    ///     .conversation(FEEDBACK, async |c| {
+    ///         let answer = c.ask("How was it?").await?;
+    ///         c.say(format!("Noted: {answer}")).await?;
+    ///         Ok(())
+    ///     })
+    ///     .on(Route::Any, async |ctx| Ok(ctx.enter(FEEDBACK, ()).await?));
+    /// ```
+    pub fn conversation<S, F>(self, id: FlowId<S>, dialogue: F) -> Self
+    where
+        S: State,
+        F: Clone + AsyncFnOnce(&mut Convo<S>) -> Result + for<'a> Dialogue<'a, S>,
+    {
+        self.flow(Flow::of_one_piece(id, dialogue))
+    }
+
+    /// How long a question waits for its answer where neither it nor its flow says anything else;
+    /// then the conversation ends. Without it, for ever.
+    pub fn conversation_timeout(mut self, timeout: Duration) -> Self {
+        self.conversation_timeout = Some(timeout);
+        self
+    }
+
+    /// Adds a hook: it sees every message under its turn, before the conversation or the handler,
+    /// may change what they see ([`Ctx::set_text`] and others), and may stop it. Hooks run in the
+    /// order they were added; what they made of an answer that a checkpoint keeps travels with it,
+    /// and they do not run for it again.
+    ///
+    /// ```
+    /// use botmesh::bot::{Bot, Pass};
+    ///
+    /// let bot = Bot::builder()
+    ///     .before_message(async |ctx| Ok(if ctx.text() == "/mute" { Pass::Stop } else { Pass::On }));
+    /// ```
+    pub fn before_message<F>(mut self, hook: F) -> Self
+    where
+        F: Clone + AsyncFnOnce(&mut Ctx) -> Result<Pass> + for<'a> Hook<'a>,
+    {
+        self.hooks.push(Box::new(ClonedHook(hook)));
         self
     }
 
@@ -202,11 +269,16 @@ impl BotBuilder {
             store: carriers.store,
             coordinator: carriers.coordinator,
             routes: self.routes,
+            hooks: self.hooks,
             flows,
+            conversation_timeout: self.conversation_timeout,
+            coordinated: self.coordination.is_some(),
+            handover: carriers.handover,
             durable: carriers.durable,
             fenced_store: carriers.fenced_store,
             turn_wait: carriers.turn_wait,
             settle: carriers.settle,
+            watch: Watch::new(carriers.settle),
             events: Emitter::new(),
             chats: Chats::default(),
             intake: Intake::new(),
@@ -315,6 +387,7 @@ impl BotBuilder {
             coordinator,
             turn_wait: coordination.turn_wait,
             settle: coordination.settle,
+            handover: coordination.handover.clone(),
             provider_session: coordination.provider_session,
             provider_down: coordination.provider_down,
         })
@@ -343,6 +416,7 @@ impl Carriers {
             fenced_store: own,
             turn_wait: Duration::from_secs(120),
             settle: Duration::from_secs(60),
+            handover: Handover::default(),
             provider_session: ProviderSession::Shared,
             provider_down: Duration::from_secs(60),
         }
@@ -357,6 +431,7 @@ pub(super) struct Carriers {
     pub(super) fenced_store: bool,
     pub(super) turn_wait: Duration,
     pub(super) settle: Duration,
+    pub(super) handover: Handover,
     pub(super) provider_session: ProviderSession,
     pub(super) provider_down: Duration,
 }

@@ -11,10 +11,13 @@ use super::scope::Scope;
 use super::user::UserState;
 use crate::types::{ChatKey, Fence, Message};
 
-/// One message under its chat's turn, lent to a handler. Neither owned nor `Clone`; what outlives
+/// One message under its chat's turn, lent to a hook or handler. Neither owned nor `Clone`; what outlives
 /// the turn uses a [`BotHandle`](super::BotHandle).
 pub struct Ctx {
     scope: Arc<Scope>,
+    // As the hooks leave it.
+    message: Arc<Message>,
+    changed: bool,
     runtime: Arc<Runtime>,
     sends: u32,
     entering: Option<Entering>,
@@ -23,18 +26,40 @@ pub struct Ctx {
 /// A conversation a handler asked for; it begins when the handler returned `Ok`.
 pub(crate) struct Entering {
     pub(crate) flow: &'static str,
-    pub(crate) state: Box<dyn Any + Send>,
+    pub(crate) state: Box<dyn Any + Send + Sync>,
 }
 
 impl fmt::Debug for Ctx {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ctx").field("message", &self.scope.message().id).finish_non_exhaustive()
+        f.debug_struct("Ctx").field("message", &self.message.id).finish_non_exhaustive()
     }
 }
 
 impl Ctx {
     pub(crate) fn new(scope: Arc<Scope>, runtime: Arc<Runtime>) -> Self {
-        Self { scope, runtime, sends: 0, entering: None }
+        let message = Arc::new(scope.message().clone());
+        Self { scope, message, changed: false, runtime, sends: 0, entering: None }
+    }
+
+    /// The message as the hooks left it.
+    pub(crate) fn heard(&self) -> Arc<Message> {
+        self.message.clone()
+    }
+
+    /// What hooks made of it in an earlier attempt.
+    pub(crate) fn set_heard(&mut self, message: Message) {
+        self.message = Arc::new(message);
+        self.changed = true;
+    }
+
+    /// Whether a hook changed it.
+    pub(crate) fn is_changed(&self) -> bool {
+        self.changed
+    }
+
+    fn change(&mut self) -> &mut Message {
+        self.changed = true;
+        Arc::make_mut(&mut self.message)
     }
 
     pub(crate) fn take_entering(&mut self) -> Option<Entering> {
@@ -43,7 +68,28 @@ impl Ctx {
 
     /// The message's text.
     pub fn text(&self) -> &str {
-        &self.scope.message().text
+        &self.message.text
+    }
+
+    /// The user's language as the message tells it, a BCP 47 tag.
+    pub fn lang(&self) -> Option<&str> {
+        self.message.lang.as_deref()
+    }
+
+    /// From a hook: what everything after it takes for the text, the transcript of a voice message,
+    /// say.
+    pub fn set_text(&mut self, text: impl Into<String>) {
+        self.change().text = text.into();
+    }
+
+    /// From a hook: what everything after it takes for the user's language.
+    pub fn set_lang(&mut self, lang: impl Into<String>) {
+        self.change().lang = Some(lang.into());
+    }
+
+    /// From a hook: what everything after it takes for the message's kind.
+    pub fn set_kind(&mut self, kind: impl Into<String>) {
+        self.change().kind = kind.into();
     }
 
     /// What follows the command's name, blanks trimmed.
@@ -53,7 +99,7 @@ impl Ctx {
 
     /// The message.
     pub fn message(&self) -> &Message {
-        self.scope.message()
+        &self.message
     }
 
     /// The chat.

@@ -27,7 +27,27 @@ pub(crate) enum Driven<T> {
 }
 
 type Step<'a, T> = Pin<&'a mut (dyn Future<Output = T> + Send)>;
-type Flush = Pin<Box<dyn Future<Output = Result<(), LostReason>> + Send>>;
+pub(crate) type Flush = Pin<Box<dyn Future<Output = Result<(), LostReason>> + Send>>;
+
+/// Whether something should be committed before the turn's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wants {
+    /// Nothing.
+    Nothing,
+    /// With the next early commit.
+    Soon,
+    /// Before the step goes on.
+    Now,
+}
+
+/// What a run may have to commit before the turn's end.
+pub(crate) trait Early: Send + Sync {
+    /// Asked wherever the run waits for something.
+    fn wants(&self) -> Wants;
+
+    /// Commits it. An error means that the turn is lost.
+    fn write(self: Arc<Self>) -> Flush;
+}
 
 /// Polls once, panics caught.
 fn poll<T>(
@@ -54,8 +74,10 @@ pub(crate) async fn drive<T>(
     scope: &Arc<Scope>,
     mut step: Step<'_, T>,
     waits: impl Fn() -> bool + Send + Sync,
+    early: Arc<dyn Early>,
 ) -> Driven<T> {
     scope.step_started();
+    let _watched = runtime.watch.over(scope);
     // Most are done at the first poll; only the others need timers.
     let first = std::future::poll_fn(|cx| Poll::Ready(poll(&mut step, &waits, cx))).await;
     if let Poll::Ready(driven) = first {
@@ -66,15 +88,28 @@ pub(crate) async fn drive<T>(
     tokio::pin!(lost, cutting);
     let mut flush: Option<Flush> = None;
     let mut flush_at = runtime.clock.now() + FLUSH_AFTER;
+    // What must be committed before the step goes on holds it; what may follow does not.
+    let mut holding = false;
     let driven = loop {
+        let now = early.wants() == Wants::Now;
+        if now && flush.is_none() {
+            (flush, holding) = (Some(early.clone().write()), true);
+        }
         let settle_at = scope.step_started_at() + runtime.settle;
         tokio::select! {
             biased;
             reason = &mut lost => break Driven::Cut(reason),
             () = &mut cutting => break Driven::Cut(LostReason::SteppedDown),
-            driven = std::future::poll_fn(|cx| poll(&mut step, &waits, cx)) => break driven,
+            driven = std::future::poll_fn(|cx| poll_once(&mut step, &waits, &early, cx)),
+                if !holding && !now =>
+            {
+                match driven {
+                    Some(driven) => break driven,
+                    None => continue,
+                }
+            }
             flushed = flushing(&mut flush) => {
-                flush = None;
+                (flush, holding) = (None, false);
                 if let Err(reason) = flushed {
                     break Driven::Cut(reason);
                 }
@@ -86,8 +121,8 @@ pub(crate) async fn drive<T>(
                 }
                 if now >= flush_at {
                     flush_at = now + FLUSH_AFTER;
-                    if flush.is_none() && scope.has_said() {
-                        flush = Some(Box::pin(scope.clone().flush()));
+                    if flush.is_none() && early.wants() != Wants::Nothing {
+                        flush = Some(early.clone().write());
                     }
                 }
             }
@@ -103,10 +138,36 @@ pub(crate) async fn drive<T>(
     }
 }
 
+/// Polls once more; `None` where the step now waits for something and must not go on before an
+/// early commit.
+fn poll_once<T>(
+    step: &mut Step<'_, T>,
+    waits: &dyn Fn() -> bool,
+    early: &Arc<dyn Early>,
+    cx: &mut Context<'_>,
+) -> Poll<Option<Driven<T>>> {
+    match poll(step, waits, cx) {
+        Poll::Ready(driven) => Poll::Ready(Some(driven)),
+        Poll::Pending if early.wants() == Wants::Now => Poll::Ready(None),
+        Poll::Pending => Poll::Pending,
+    }
+}
+
 async fn flushing(flush: &mut Option<Flush>) -> Result<(), LostReason> {
     match flush {
         Some(flush) => flush.await,
         None => std::future::pending().await,
+    }
+}
+
+/// A handler: only what it said.
+impl Early for Scope {
+    fn wants(&self) -> Wants {
+        if self.has_said() { Wants::Soon } else { Wants::Nothing }
+    }
+
+    fn write(self: Arc<Self>) -> Flush {
+        Box::pin(async move { self.flush().await })
     }
 }
 
@@ -115,7 +176,7 @@ impl Scope {
     /// the outbox knows is passed over.
     async fn flush(self: Arc<Self>) -> Result<(), LostReason> {
         let said = self.take_said();
-        match self.commit_said(&said).await {
+        match self.commit_said(None, &said).await {
             Ok(_) => Ok(()),
             Err(CommitError::Fenced { .. } | CommitError::Superseded { .. }) => {
                 Err(self.check().err().unwrap_or(LostReason::Superseded))

@@ -1,6 +1,7 @@
 //! What goes wrong in a bot, typed by what its author can do about it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::coordinator::{CoordinationError, LostReason};
 use crate::provider::SendError;
@@ -72,6 +73,26 @@ pub enum ConvoError {
     /// The user cancelled.
     #[error("the conversation was cancelled")]
     Cancelled,
+    /// No answer came in time, or the user was silent for too long.
+    #[error("no answer came in time; the conversation is over")]
+    TimedOut,
+    /// So many answers were none. A step that returns this ends the conversation.
+    #[error("none of {attempts} answers would do; say something else, or return to end it")]
+    AttemptsExhausted {
+        /// How many.
+        attempts: u32,
+    },
+    /// A sleep that `settle` would cut, again and again.
+    #[error(
+        "a sleep of {asked:?} is not shorter than settle ({settle:?}), which would cut the step and \
+             run it again for ever; raise settle, or ask a question within that time"
+    )]
+    SleepTooLong {
+        /// How long it was to be.
+        asked: Duration,
+        /// The bound.
+        settle: Duration,
+    },
     /// Something was said that could not be sent.
     #[error(transparent)]
     Send(ReplyError),
@@ -227,8 +248,8 @@ pub enum RuntimeError {
         /// Why.
         source: CommitError,
     },
-    /// A checkpoint could not be continued from; the message was routed as a new one.
-    #[error("{chat}: the checkpoint of flow {flow} was dropped: {why}")]
+    /// A stored conversation could not continue; the bot's fallback decides.
+    #[error("{chat}: the conversation {flow} cannot continue: {why}")]
     Checkpoint {
         /// The chat.
         chat: String,
@@ -236,6 +257,18 @@ pub enum RuntimeError {
         flow: String,
         /// Why.
         why: String,
+    },
+    /// A step or handler did not end at `settle` and blocks its thread. Its turn was taken from
+    /// it, and all it still tries is refused.
+    #[error(
+        "{chat}: what runs here did not stop after {settle:?}; it blocks its thread, so its turn \
+             was taken from it. Move blocking work to tokio::task::spawn_blocking"
+    )]
+    Blocked {
+        /// The chat.
+        chat: String,
+        /// `settle`.
+        settle: Duration,
     },
     /// A flow could not be entered.
     #[error("{chat}: {source}")]

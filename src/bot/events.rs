@@ -9,6 +9,7 @@ use tokio::sync::broadcast;
 use tokio_stream::wrappers::BroadcastStream;
 
 use super::error::RuntimeError;
+use super::handover::HandoverOutcome;
 use crate::coordinator::LostReason;
 use crate::types::{Fence, Incarnation, TicketId};
 
@@ -21,19 +22,6 @@ pub enum FollowReason {
     Expired,
     /// It stepped down on purpose.
     SteppedDown,
-}
-
-/// What became of a conversation whose chat came from another replica, or from an earlier life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum HandoverOutcome {
-    /// The message was the answer to the question it waited at; nothing was asked again.
-    Continued,
-    /// The step ran again from its start.
-    Restarted,
-    /// The flow has changed or is gone; the message was routed as a new one.
-    Changed,
-    /// The checkpoint does not decode; the message was routed as a new one.
-    Undecodable,
 }
 
 /// Something happened. The same facts are traced, with the same fields.
@@ -65,7 +53,7 @@ pub enum Event {
     Handover {
         /// The chat's canonical string.
         key: String,
-        /// The flow's name.
+        /// The flow's or conversation's name.
         name: String,
         /// What became of it.
         outcome: HandoverOutcome,

@@ -10,8 +10,11 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::OwnedMutexGuard;
 
-use super::conversation::core::Core;
+use serde_json::Value;
+
+use super::conversation::core::{Core, Midway};
 use super::conversation::{AnyFlow, Running};
+use super::timers::Sleeper;
 use crate::types::{ChatKey, Revision};
 
 /// A conversation that waits for its next message.
@@ -19,8 +22,43 @@ pub(crate) struct Live {
     pub(crate) flow: AnyFlow,
     pub(crate) core: Arc<Core>,
     pub(crate) running: Running,
-    /// The checkpoint that matches it; `None` = it has none.
-    pub(crate) revision: Option<Revision>,
+    /// The stored row that matches it; `None` = it has none.
+    pub(crate) row: Option<LiveRow>,
+    /// The state it began with, where the fallback may want it.
+    pub(crate) initial: Option<Value>,
+    /// What its row says of a step under way.
+    pub(crate) stored: Option<(u32, Midway)>,
+    /// Wakes it when its wait is due for something.
+    pub(crate) sleeper: Option<Sleeper>,
+}
+
+/// See [`Live::row`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LiveRow {
+    pub(crate) revision: Revision,
+    /// It is a note, which need not be written again.
+    pub(crate) stub: bool,
+}
+
+impl Live {
+    pub(crate) fn matching(&self) -> Matching {
+        let revision = self.row.map(|row| row.revision);
+        Matching { revision, may_end: !self.flow.plan.persistent }
+    }
+}
+
+/// What has to be stored for a memory to be the chat's conversation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Matching {
+    revision: Option<Revision>,
+    /// The row may have ended by itself.
+    may_end: bool,
+}
+
+impl Matching {
+    pub(crate) fn with(self, stored: Option<Revision>) -> bool {
+        stored == self.revision || (stored.is_none() && self.may_end)
+    }
 }
 
 type Slot = Arc<tokio::sync::Mutex<Option<Live>>>;
@@ -46,6 +84,12 @@ impl Chats {
         let slot = self.slots.lock().entry(chat.clone()).or_default().clone();
         let guard = slot.lock_owned().await;
         Held { chat: chat.clone(), slots: self.slots.clone(), guard: Some(guard) }
+    }
+
+    /// Leaves the chat's slot to whoever holds it: the chat's next turn gets another. For a turn
+    /// that was taken from a step which does not let go.
+    pub(crate) fn abandon(&self, chat: &ChatKey) {
+        self.slots.lock().remove(chat);
     }
 
     /// How many chats are known here: conversations that wait, and turns at work.
@@ -82,8 +126,12 @@ impl Drop for Held {
         let Some(guard) = self.guard.take() else { return };
         let empty = guard.is_none();
         let mut slots = self.slots.lock();
-        // One count is the map's, one is the guard's; more means that somebody waits for it.
-        let alone = slots.get(&self.chat).is_some_and(|slot| Arc::strong_count(slot) == 2);
+        // One count is the map's, one is the guard's; more means that somebody waits for it. An
+        // abandoned slot is not the map's any more.
+        let mine = OwnedMutexGuard::mutex(&guard);
+        let alone = slots
+            .get(&self.chat)
+            .is_some_and(|slot| Arc::ptr_eq(slot, mine) && Arc::strong_count(slot) == 2);
         if empty && alone {
             slots.remove(&self.chat);
         }

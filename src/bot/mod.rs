@@ -70,29 +70,44 @@ mod error;
 mod events;
 mod handle;
 mod handler;
+mod handover;
+mod hooks;
 mod inbox;
+mod job;
 mod memory;
 mod outbox;
+mod progress;
+mod resume;
 mod run;
 mod runtime;
 mod scope;
+mod settle;
+mod talk;
+mod timers;
 mod turns;
 mod user;
+mod watch;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 pub use builder::{BotBuilder, Coordination, Durability, ProviderSession};
-pub use conversation::{Ask, Convo, Flow, FlowId, Next, Script, State, Steps};
+pub use conversation::{
+    Ask, Convo, Dialogue, Flow, FlowId, Idle, Next, Script, State, Steps, Verify, Within,
+};
 pub use ctx::Ctx;
 pub use error::{
     BotError, BoxError, BuildError, ConvoError, EnterError, Fault, ReplyError, Result,
     RuntimeError, SharedError, UserError,
 };
-pub use events::{Event, Events, FollowReason, HandoverOutcome};
+pub use events::{Event, Events, FollowReason};
 pub use handle::{BotHandle, PostError};
 pub use handler::{Handler, Route};
+pub use handover::{
+    Fallback, FallbackFn, Flows, Handover, HandoverOutcome, Interrupted, Interruption, Migration,
+};
+pub use hooks::{Hook, Pass};
 pub use user::UserState;
 
 use crate::provider::{Link, Webhook};

@@ -10,9 +10,12 @@ use tokio_util::task::TaskTracker;
 use super::conversation::AnyFlow;
 use super::events::Emitter;
 use super::handler::{AnyHandler, Route};
+use super::handover::Handover;
+use super::hooks::AnyHook;
 use super::inbox::Intake;
 use super::memory::Chats;
 use super::outbox::Sender;
+use super::watch::Watch;
 use crate::clock::Clock;
 use crate::coordinator::Coordinator;
 use crate::provider::Provider;
@@ -39,13 +42,22 @@ pub(crate) struct Runtime {
     pub(crate) coordinator: Arc<dyn Coordinator>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) routes: Vec<(Route, Box<dyn AnyHandler>)>,
+    /// What sees every message first.
+    pub(crate) hooks: Vec<Box<dyn AnyHook>>,
     pub(crate) flows: HashMap<&'static str, AnyFlow>,
+    /// How long a question waits whose flow says nothing else.
+    pub(crate) conversation_timeout: Option<Duration>,
+    /// Whether other replicas may take a chat.
+    pub(crate) coordinated: bool,
+    pub(crate) handover: Handover,
     /// Journal, outbox and acknowledgement by the group (SPEC G).
     pub(crate) durable: bool,
     /// Whether the store can judge the coordinator's fences.
     pub(crate) fenced_store: bool,
     pub(crate) turn_wait: Duration,
     pub(crate) settle: Duration,
+    /// Looks after steps that block their thread.
+    pub(crate) watch: Watch,
     pub(crate) events: Emitter,
     /// Conversations that wait in this process's memory.
     pub(crate) chats: Chats,

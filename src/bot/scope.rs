@@ -6,17 +6,43 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::error::ReplyError;
+use super::error::{ReplyError, RuntimeError};
+use super::events::Event;
 use super::outbox;
 use super::runtime::Runtime;
 use crate::clock::BootInstant;
 use crate::coordinator::{LostReason, Turn};
 use crate::provider::{Body, Delivery, Provider, SendError, room};
-use crate::store::{Authority, CommitError, Op, Outgoing};
-use crate::types::{ChatKey, Fence, Message, VALUE_BYTES_MAX};
+use crate::store::{Authority, CommitError, Expect, Op, Outgoing};
+use crate::types::{ChatKey, Fence, Message, Revision, TicketId, VALUE_BYTES_MAX};
+
+/// Steps one turn goes through; more are a circle that never waits.
+pub(crate) const STEPS_MAX: u32 = 10_000;
+
+/// Why there is a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// A message in the journal.
+    Journaled,
+    /// A message of a bot without durability.
+    Message,
+    /// The wait of that number is due for something.
+    Timer(u64),
+}
+
+/// The chat's stored conversation, as far as this turn knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stored {
+    /// At this revision, or absent.
+    Known(Option<Revision>),
+    /// A write of this turn may have been made or not. The fence alone guards the next.
+    Unknown,
+}
 
 /// See the module.
 pub(crate) struct Scope {
@@ -25,6 +51,10 @@ pub(crate) struct Scope {
     /// Stable name of the message: its id and its ticket, which a replay keeps.
     origin: String,
     runtime: Arc<Runtime>,
+    cause: Cause,
+    stored: Mutex<Stored>,
+    // Whether the turn's loss was told.
+    told: AtomicBool,
     // What was said and not committed; the step appends, the driver takes. One lock because both
     // sides are tasks' short critical sections.
     said: Mutex<Said>,
@@ -33,15 +63,90 @@ pub(crate) struct Scope {
 struct Said {
     pending: VecDeque<Outgoing>,
     count: u64,
+    steps: u32,
     step_started: BootInstant,
 }
 
 impl Scope {
-    pub(crate) fn new(runtime: Arc<Runtime>, turn: Turn, message: Message) -> Arc<Self> {
+    pub(crate) fn new(
+        runtime: Arc<Runtime>,
+        turn: Turn,
+        message: Message,
+        cause: Cause,
+    ) -> Arc<Self> {
         let escaped = percent_encoding::utf8_percent_encode(&message.id, ID_PART);
         let origin = format!("{escaped}.{}", turn.ticket());
-        let said = Said { pending: VecDeque::new(), count: 0, step_started: runtime.clock.now() };
-        Arc::new(Self { turn, message, origin, runtime, said: Mutex::new(said) })
+        let step_started = runtime.clock.now();
+        let said = Mutex::new(Said { pending: VecDeque::new(), count: 0, steps: 0, step_started });
+        let (stored, told) = (Mutex::new(Stored::Known(None)), AtomicBool::new(false));
+        Arc::new(Self { turn, message, origin, runtime, cause, stored, told, said })
+    }
+
+    pub(crate) fn cause(&self) -> Cause {
+        self.cause
+    }
+
+    /// The ticket of the journaled message, which the turn's last commit acknowledges.
+    pub(crate) fn journaled(&self) -> Option<TicketId> {
+        (self.cause == Cause::Journaled).then(|| self.turn.ticket())
+    }
+
+    pub(crate) fn set_stored(&self, stored: Stored) {
+        *self.stored.lock() = stored;
+    }
+
+    pub(crate) fn stored(&self) -> Stored {
+        *self.stored.lock()
+    }
+
+    /// The condition of the next write of the chat's row.
+    pub(crate) fn expect(&self) -> Expect {
+        match self.stored() {
+            Stored::Known(None) => Expect::Absent,
+            Stored::Known(Some(revision)) => Expect::Revision(revision),
+            Stored::Unknown => Expect::Any,
+        }
+    }
+
+    pub(crate) fn settle(&self) -> Duration {
+        self.runtime.settle
+    }
+
+    pub(crate) fn now(&self) -> BootInstant {
+        self.runtime.clock.now()
+    }
+
+    pub(crate) async fn sleep(&self, time: Duration) {
+        self.runtime.clock.sleep_until(self.now() + time).await;
+    }
+
+    pub(crate) fn knows_flow(&self, name: &str) -> bool {
+        self.runtime.flows.contains_key(name)
+    }
+
+    /// Whether what runs here should have been cut a while ago; whoever cuts it goes first.
+    pub(crate) fn is_overdue(&self) -> bool {
+        let settle = self.settle();
+        let grace = (settle / 10).clamp(Duration::from_millis(20), Duration::from_secs(1));
+        self.check().is_ok() && self.now() >= self.step_started_at() + settle + grace
+    }
+
+    /// Takes the turn from a step that does not let go of its thread. Called from outside of the
+    /// runtime; what the step tries from now on is refused.
+    pub(crate) fn fence_off(&self) {
+        self.runtime.chats.abandon(self.chat());
+        self.turn.abandon(LostReason::Settled);
+        self.tell_lost(LostReason::Settled);
+        let chat = self.chat().to_string();
+        let error = RuntimeError::Blocked { chat: chat.clone(), settle: self.settle() };
+        self.runtime.events.error(Some(chat), error);
+    }
+
+    /// Tells once that the turn is lost.
+    pub(crate) fn tell_lost(&self, reason: LostReason) {
+        if !self.told.swap(true, Ordering::AcqRel) {
+            self.runtime.events.emit(Event::LeaseLost { key: self.chat().to_string(), reason });
+        }
     }
 
     pub(crate) fn turn(&self) -> &Turn {
@@ -73,9 +178,13 @@ impl Scope {
         if self.runtime.fenced_store { Authority::Turn(&self.turn) } else { Authority::Nobody }
     }
 
-    /// A step begins: `settle` counts from here.
-    pub(crate) fn step_started(&self) {
-        self.said.lock().step_started = self.runtime.clock.now();
+    /// A step begins: `settle` counts from here. `false` where this turn has begun too many.
+    pub(crate) fn step_started(&self) -> bool {
+        let now = self.now();
+        let mut said = self.said.lock();
+        said.step_started = now;
+        said.steps += 1;
+        said.steps <= STEPS_MAX
     }
 
     pub(crate) fn step_started_at(&self) -> BootInstant {
@@ -101,11 +210,19 @@ impl Scope {
         self.take_said().into_iter().map(|send| Op::Send { chat: chat.clone(), send }).collect()
     }
 
-    /// Commits this much of what was said, ahead of the turn's end.
-    pub(crate) async fn commit_said(&self, said: &[Outgoing]) -> Result<(), CommitError> {
+    /// Commits this much of what was said, ahead of the turn's end, after this write.
+    pub(crate) async fn commit_said(
+        &self,
+        write: Option<Op>,
+        said: &[Outgoing],
+    ) -> Result<Vec<Revision>, CommitError> {
         let chat = room(self.chat());
-        let ops = said.iter().map(|send| Op::Send { chat: chat.clone(), send: send.clone() });
-        self.runtime.store.commit(self.authority(), ops.collect()).await.map(|_| ())
+        let sends = said.iter().map(|send| Op::Send { chat: chat.clone(), send: send.clone() });
+        let ops: Vec<Op> = write.into_iter().chain(sends).collect();
+        if ops.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.runtime.store.commit(self.authority(), ops).await
     }
 
     pub(crate) fn has_said(&self) -> bool {

@@ -225,6 +225,13 @@ macro_rules! guard {
                 });
             }
 
+            /// Ends the right to act and gives it back at once, though the guard lives on: for what
+            /// cannot be made to let go of it (DESIGN 4 rule 9).
+            pub fn abandon(&self, reason: LostReason) {
+                self.revoke(reason);
+                self.give_back(None);
+            }
+
             /// Resolves when it is lost (the group cannot give it to another before), or with
             /// [`LostReason::SteppedDown`] when the guard is gone.
             pub fn lost(&self) -> impl Future<Output = LostReason> + Send + use<> {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use botmesh::bot::{
-    Bot, BotBuilder, Convo, Event, Flow, FlowId, HandoverOutcome, Next, Result, Route,
+    Bot, BotBuilder, Convo, Event, Flow, FlowId, HandoverOutcome, Interruption, Next, Result, Route,
 };
 use botmesh::coordinator::LostReason;
 use botmesh::steps;
@@ -132,7 +132,7 @@ async fn c3_a_checkpoint_written_by_another_supersedes_the_conversation() {
         Event::Handover { outcome, .. } => Some(*outcome),
         _ => None,
     });
-    assert_eq!(outcome.await, HandoverOutcome::Undecodable);
+    assert_eq!(outcome.await, HandoverOutcome::Dropped(Interruption::Undecodable));
     ann.hears("hello").await.hears("first?").await;
 }
 

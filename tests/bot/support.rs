@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use botmesh::bot::{Bot, BotBuilder, Coordination, Event, Events};
+use botmesh::bot::{Bot, BotBuilder, Coordination, Event, Events, HandoverOutcome};
 use botmesh::clock::ManualClock;
 use botmesh::coordinator::CoordinatorOptions;
+use botmesh::store::{Consistency, RowKey, Store, Table};
 use botmesh::testing::{MemoryCoordinator, MemoryHub, ScriptedProvider};
-use botmesh::types::ReplicaId;
+use botmesh::types::{ChatKey, ReplicaId};
 
 /// Longer than any wait that is going to succeed.
 pub const PATIENCE: Duration = Duration::from_secs(10);
@@ -109,4 +110,20 @@ pub async fn until(what: &str, holds: impl Fn() -> bool) {
         }
     });
     assert!(waited.await.is_ok(), "{what}: not within {PATIENCE:?}");
+}
+
+/// What became of the next conversation that changed hands.
+pub async fn next_outcome(events: &mut Events) -> HandoverOutcome {
+    let outcome = |event: &Event| match event {
+        Event::Handover { outcome, .. } => Some(*outcome),
+        _ => None,
+    };
+    next_event(events, outcome).await
+}
+
+/// The chat's stored conversation.
+pub async fn stored(bot: &Bot, chat: &ChatKey) -> Option<serde_json::Value> {
+    let row = RowKey::new(Table::Checkpoint, chat.to_string());
+    let found = bot.store().read(&row, Consistency::Linearizable).await.unwrap();
+    found.map(|row| serde_json::from_slice(&row.value).unwrap())
 }

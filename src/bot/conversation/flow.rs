@@ -1,27 +1,28 @@
 //! A flow: steps over a state, as its author writes it and as the runtime drives it.
 
-use std::any::Any;
 use std::fmt;
 use std::marker::PhantomData;
-use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use super::code::{AnyCode, BeginError, From, Migrate, Running, Scripted, Talk, Typed};
 use super::convo::Convo;
 use super::core::Core;
+use super::shape;
 use super::steps::Steps;
-use crate::bot::error::{BoxError, Result};
+use crate::bot::error::Result;
 
 /// What a flow may keep between its questions: serialised at each step's entry, and given to the
 /// replica that continues.
 pub trait State: Serialize + DeserializeOwned + Send + Sync + 'static {}
 impl<S: Serialize + DeserializeOwned + Send + Sync + 'static> State for S {}
 
-/// Names a flow and the type of its state. A `const`, so that any function can enter the flow with
-/// the right state or not compile.
+/// Names a flow or a conversation, and the type of its state. A `const`, so that any function can
+/// enter it with the right state or not compile.
 pub struct FlowId<S> {
     name: &'static str,
     state: PhantomData<fn(S)>,
@@ -52,14 +53,17 @@ impl<S> fmt::Debug for FlowId<S> {
     }
 }
 
-/// Where a step goes next; made by [`Convo::next`], [`Convo::goto`] and [`Convo::end`].
+/// Where a step goes next; made by [`Convo::next`], [`Convo::goto`],
+/// [`Convo::switch`] and [`Convo::end`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Next<K>(Way<K>);
+pub struct Next<K>(pub(super) Way<K>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way<K> {
+pub(super) enum Way<K> {
     Following,
     Goto(K),
+    /// Another conversation; which one, the [`Core`] keeps.
+    Switch,
     End,
 }
 
@@ -69,6 +73,9 @@ impl<K> Next<K> {
     }
     pub(super) fn goto(step: K) -> Self {
         Self(Way::Goto(step))
+    }
+    pub(super) fn switch() -> Self {
+        Self(Way::Switch)
     }
     pub(super) fn end() -> Self {
         Self(Way::End)
@@ -101,9 +108,34 @@ where
     }
 }
 
-/// A flow, before it is given to [`super::super::BotBuilder::flow`].
+/// The code of a conversation without steps, as a bound. See [`Script`].
+pub trait Dialogue<'a, S: 'a>: Send + Sync + 'static {
+    /// What it returns.
+    type Fut: Future<Output = Result> + Send + 'a;
+
+    /// Runs it.
+    fn run(self, c: &'a mut Convo<S>) -> Self::Fut;
+}
+
+impl<'a, S: 'a, F, Fut> Dialogue<'a, S> for F
+where
+    F: FnOnce(&'a mut Convo<S>) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = Result> + Send + 'a,
+{
+    type Fut = Fut;
+
+    fn run(self, c: &'a mut Convo<S>) -> Fut {
+        self(c)
+    }
+}
+
+/// A flow, before it is given to [`BotBuilder::flow`](crate::bot::BotBuilder::flow).
+///
+/// The unit of hand-over is the step: one that runs again on another replica starts from the state
+/// at its entry. What it *said* is not said again (with durability); what it *did* outside is done
+/// again, so do it last in its step, or make it harmless to repeat.
 pub struct Flow<S> {
-    code: Arc<dyn Code>,
+    code: Typed<S>,
     plan: Plan,
     state: PhantomData<fn(S)>,
 }
@@ -119,9 +151,29 @@ impl<S> fmt::Debug for Flow<S> {
 pub(crate) struct Plan {
     pub(crate) name: &'static str,
     pub(crate) persistent: bool,
+    /// One function without steps: it can be left a note about, not continued.
+    pub(crate) stackful: bool,
     /// The word that cancels, and what is said then.
     pub(crate) cancel: Option<(String, String)>,
+    /// How long a question waits that says nothing else; the bot's own where `None`.
+    pub(crate) timeout: Option<Duration>,
+    /// What is said when that time is over.
+    pub(crate) timeout_text: Option<String>,
     pub(crate) version: u32,
+}
+
+impl Plan {
+    fn new(name: &'static str, stackful: bool) -> Self {
+        Self {
+            name,
+            persistent: false,
+            stackful,
+            cancel: None,
+            timeout: None,
+            timeout_text: None,
+            version: 1,
+        }
+    }
 }
 
 impl<S: State> Flow<S> {
@@ -147,17 +199,28 @@ impl<S: State> Flow<S> {
         K: Steps,
         F: Clone + AsyncFnOnce(K, &mut Convo<S>) -> Result<Next<K>> + for<'a> Script<'a, S, K>,
     {
-        Self {
-            code: Arc::new(Scripted { script, kinds: PhantomData::<fn(S, K)> }),
-            plan: Plan { name: id.name, persistent: false, cancel: None, version: 1 },
-            state: PhantomData,
-        }
+        let code = Typed::new(Scripted { script, kinds: PhantomData::<fn(S, K)> });
+        Self { code, plan: Plan::new(id.name, false), state: PhantomData }
     }
 
-    /// Its checkpoint is kept until it ends: any replica continues it, after any restart.
+    /// A conversation that is one function from beginning to end, without steps: what
+    /// [`BotBuilder::conversation`](crate::bot::BotBuilder::conversation) makes, with options.
+    ///
+    /// It lives in the memory of one replica, since its stack cannot be stored. Where another
+    /// replica takes the chat, the [`Handover`](crate::bot::Handover)'s fallback decides.
+    pub fn of_one_piece<F>(id: FlowId<S>, dialogue: F) -> Self
+    where
+        F: Clone + AsyncFnOnce(&mut Convo<S>) -> Result + for<'a> Dialogue<'a, S>,
+    {
+        let code = Typed::new(Talk { dialogue, kinds: PhantomData::<fn(S)> });
+        Self { code, plan: Plan::new(id.name, true), state: PhantomData }
+    }
+
+    /// Its checkpoint is kept until it ends: any replica continues it, after any restart. Says
+    /// nothing to a conversation of one piece.
     #[must_use]
     pub fn persistent(mut self) -> Self {
-        self.plan.persistent = true;
+        self.plan.persistent = !self.plan.stackful;
         self
     }
 
@@ -168,23 +231,68 @@ impl<S: State> Flow<S> {
         self
     }
 
-    /// Raise it where the meaning of a step or of the state changed though their names did not.
+    /// How long its questions wait that do not say it themselves ([`within`](super::Ask::within));
+    /// then it ends. Without it, the bot's
+    /// [`conversation_timeout`](crate::bot::BotBuilder::conversation_timeout) holds.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.plan.timeout = Some(timeout);
+        self
+    }
+
+    /// What is said when it ends for want of an answer; nothing by default.
+    #[must_use]
+    pub fn say_on_timeout(mut self, text: impl Into<String>) -> Self {
+        self.plan.timeout_text = Some(text.into());
+        self
+    }
+
+    /// Raise it where the meaning of a step or of the state changed though their names did not:
+    /// stored conversations of another version go through [`Flow::migrate`], or to the fallback.
     #[must_use]
     pub fn version(mut self, version: u32) -> Self {
         self.plan.version = version;
         self
     }
 
+    /// Makes a state of one that an earlier version stored and that does not decode any more, or
+    /// was stored under another [`Flow::version`]. `None` = it cannot; the fallback decides.
+    ///
+    /// ```
+    /// # use botmesh::bot::{Convo, Flow, FlowId, Next, Result};
+    /// # use serde::{Deserialize, Serialize};
+    /// # botmesh::steps! { enum At { Name } }
+    /// #[derive(Serialize, Deserialize)]
+    /// struct Visit { guests: u32 }
+    /// const VISIT: FlowId<Visit> = FlowId::new("visit");
+    /// # async fn visit(_: At, c: &mut Convo<Visit>) -> Result<Next<At>> { c.end() }
+    /// // Guests were a text once.
+    /// let flow = Flow::new(VISIT, visit).persistent().migrate(|old| {
+    ///     Some(Visit { guests: old.get("guests")?.as_str()?.parse().ok()? })
+    /// });
+    /// ```
+    #[must_use]
+    pub fn migrate(mut self, migrate: impl Fn(Value) -> Option<S> + Send + Sync + 'static) -> Self {
+        let migrate: Migrate<S> = Arc::new(migrate);
+        self.code.migrate = Some(migrate);
+        self
+    }
+
     pub(crate) fn into_any(self) -> AnyFlow {
-        AnyFlow { code: self.code, plan: self.plan }
+        let steps = self.code.steps();
+        let parts = [self.plan.version.to_string(), steps.join(","), shape::of::<S>()];
+        let fingerprint = shape::hash(&parts.join("\n")).into();
+        AnyFlow { code: Arc::new(self.code), plan: self.plan, fingerprint }
     }
 }
 
 /// A flow whose state's type is forgotten.
 #[derive(Clone)]
 pub(crate) struct AnyFlow {
-    code: Arc<dyn Code>,
+    code: Arc<dyn AnyCode>,
     pub(crate) plan: Plan,
+    /// Version, step names in order and the state's shape, hashed: texts do not count (SPEC C6).
+    pub(crate) fingerprint: Arc<str>,
 }
 
 impl AnyFlow {
@@ -196,108 +304,8 @@ impl AnyFlow {
         self.code.begin(core, from)
     }
 
-    /// The flow's shape, for a checkpoint to be compared with: version and step names in order.
-    pub(crate) fn fingerprint(&self) -> String {
-        format!("{}:{}", self.plan.version, self.steps().join(","))
-    }
-}
-
-/// A conversation under way. Dropping it cuts it.
-pub(crate) type Running = Pin<Box<dyn Future<Output = Ended> + Send>>;
-
-/// How a conversation's code ended.
-#[derive(Debug)]
-pub(crate) enum Ended {
-    /// It came to its end.
-    End,
-    /// A step returned an error.
-    Failed(BoxError),
-    /// The state does not serialise.
-    Unserialisable(String),
-}
-
-/// Where a conversation begins.
-pub(crate) enum From {
-    /// At the first step, with this state (an `S`).
-    Entry(Box<dyn Any + Send>),
-    /// At a step of a checkpoint, with its state.
-    Checkpoint {
-        /// The step's name.
-        step: String,
-        /// The state.
-        state: Value,
-    },
-}
-
-/// Why it does not begin.
-#[derive(Debug)]
-pub(crate) enum BeginError {
-    /// The flow has no such step any more.
-    UnknownStep,
-    /// The state does not decode.
-    Undecodable(String),
-    /// The state is not of the registered flow's type.
-    OtherState,
-}
-
-trait Code: Send + Sync {
-    fn steps(&self) -> Vec<&'static str>;
-    fn begin(&self, core: Arc<Core>, from: From) -> Result<Running, BeginError>;
-}
-
-struct Scripted<S, K, F> {
-    script: F,
-    kinds: PhantomData<fn(S, K)>,
-}
-
-impl<S, K, F> Code for Scripted<S, K, F>
-where
-    S: State,
-    K: Steps,
-    F: Clone + for<'a> Script<'a, S, K>,
-{
-    fn steps(&self) -> Vec<&'static str> {
-        K::all().iter().map(|step| step.name()).collect()
-    }
-
-    fn begin(&self, core: Arc<Core>, from: From) -> Result<Running, BeginError> {
-        let (at, state) = match from {
-            From::Entry(state) => {
-                let state = state.downcast::<S>().map_err(|_| BeginError::OtherState)?;
-                // `BotBuilder::build` refuses a flow without steps.
-                (*K::all().first().ok_or(BeginError::UnknownStep)?, *state)
-            }
-            From::Checkpoint { step, state } => {
-                let at = K::named(&step).ok_or(BeginError::UnknownStep)?;
-                let state = serde_json::from_value(state)
-                    .map_err(|error| BeginError::Undecodable(error.to_string()))?;
-                (at, state)
-            }
-        };
-        Ok(Box::pin(converse(self.script.clone(), core, at, state)))
-    }
-}
-
-async fn converse<S, K, F>(script: F, core: Arc<Core>, mut at: K, state: S) -> Ended
-where
-    S: State,
-    K: Steps,
-    F: Clone + for<'a> Script<'a, S, K>,
-{
-    let mut convo = Convo::new(state, core.clone());
-    loop {
-        match serde_json::to_value(&convo.state) {
-            Ok(state) => core.enter_step(at.name(), state),
-            Err(error) => return Ended::Unserialisable(error.to_string()),
-        }
-        match script.clone().run(at, &mut convo).await {
-            Ok(Next(Way::End)) => return Ended::End,
-            Ok(Next(Way::Goto(step))) => at = step,
-            Ok(Next(Way::Following)) => match at.following() {
-                Some(step) => at = step,
-                None => return Ended::End,
-            },
-            Err(error) => return Ended::Failed(error),
-        }
+    /// The state a handler entered it with, as it is stored.
+    pub(crate) fn encode(&self, state: &(dyn std::any::Any + Send + Sync)) -> Option<Value> {
+        self.code.encode(state)
     }
 }

@@ -7,12 +7,18 @@
 //! run again from the state at its entry: up to its first question silently when it waited there,
 //! since that was asked, and the message is the answer.
 
+mod ask;
+mod code;
 mod convo;
 pub(crate) mod core;
 mod flow;
+mod shape;
 mod steps;
 
-pub use convo::{Ask, Convo};
-pub(crate) use flow::{AnyFlow, BeginError, Ended, From, Running};
-pub use flow::{Flow, FlowId, Next, Script, State};
+pub use ask::{Ask, Verify, Within};
+pub(crate) use code::{BeginError, Ended, From, Running};
+pub use convo::Convo;
+pub use core::Idle;
+pub(crate) use flow::AnyFlow;
+pub use flow::{Dialogue, Flow, FlowId, Next, Script, State};
 pub use steps::Steps;
