@@ -24,13 +24,13 @@ use crate::types::Message;
 /// How a turn's work ended.
 pub(super) enum End {
     /// The conversation waits for the next message.
-    Waits(Live),
+    Waits(Box<Live>),
     /// There is no conversation (any more).
     Over,
     /// The conversation is over, and did not take the message: it is routed.
     Unanswered,
     /// A hook stopped the message; what waits goes on waiting, and what is stored stays.
-    Stopped(Option<Live>),
+    Stopped(Option<Box<Live>>),
     /// The turn is lost, or the step was cut.
     Lost(LostReason),
     /// It failed; the message has had no effect.
@@ -74,7 +74,7 @@ impl Job {
         let mut ctx = Ctx::new(self.scope.clone(), self.runtime.clone());
         let end = match self.hooks(self.hooked(&found), &mut ctx).await {
             Ok(Pass::On) => self.handle(found, &mut ctx).await,
-            Ok(Pass::Stop) => End::Stopped(found.into_live()),
+            Ok(Pass::Stop) => End::Stopped(found.into_live().map(Box::new)),
             Err(end) => {
                 // The conversation has not seen the message, and is there for its next attempt.
                 if let (Found::Memory(live), End::Failed(_)) = (found, &end) {

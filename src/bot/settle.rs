@@ -22,11 +22,11 @@ const RETRY_WAIT_MAX: Duration = Duration::from_secs(1);
 /// What becomes of the chat's conversation with the turn's last commit.
 enum After {
     /// It waits.
-    Waits(Live),
+    Waits(Box<Live>),
     /// There is none.
     Over,
     /// It is as it was, in memory and in the store.
-    Same(Option<Live>),
+    Same(Option<Box<Live>>),
 }
 
 /// All that a turn did.
@@ -92,9 +92,9 @@ impl Job {
             After::Waits(live) => {
                 let new = |stub| written.map(|revision| LiveRow { revision, stub });
                 let row = wrote.map_or_else(|| self.kept_row(&live), new);
-                self.put(held, Live { row, stored: None, ..live });
+                self.put(held, Live { row, stored: None, ..*live });
             }
-            After::Same(Some(live)) => self.put(held, live),
+            After::Same(Some(live)) => self.put(held, *live),
             After::Same(None) | After::Over => {}
         }
     }

@@ -157,7 +157,7 @@ impl Job {
         let Run { live, .. } = run;
         let core = live.core.clone();
         match driven {
-            Driven::Waits => End::Waits(live),
+            Driven::Waits => End::Waits(Box::new(live)),
             Driven::Cut(reason) => {
                 core.interrupt(ConvoError::LeaseLost { reason });
                 End::Lost(reason)
@@ -197,7 +197,7 @@ impl Job {
         let end = match live.core.due(wait, self.runtime.clock.now()) {
             Due::Nothing => return self.put(held, live),
             Due::Idle(text) => match live.core.say_in(&self.scope, text).await {
-                Ok(()) => End::Waits(live),
+                Ok(()) => End::Waits(Box::new(live)),
                 Err(source) => End::FailedForGood(self.step_error(&live, source.into())),
             },
             Due::IdleEnd(text) => self.timed_out(live, Some(text)).await,

@@ -194,8 +194,10 @@ async fn c6_a_replica_that_does_not_forward_resumes_what_another_forwarded_and_c
     assert_eq!(stored(&b.bot, at_b.chat()).await, None);
 }
 
+type Make = Box<dyn Fn(BotBuilder) -> BotBuilder>;
+
 /// The same order in another release.
-fn other_releases() -> Vec<(&'static str, Box<dyn Fn(BotBuilder) -> BotBuilder>)> {
+fn other_releases() -> Vec<(&'static str, Make)> {
     #[derive(Default, Serialize, Deserialize)]
     struct Wider {
         item: String,
@@ -430,7 +432,6 @@ async fn c12_a_stored_state_decodes_migrates_or_goes_to_the_fallback() {
     };
     let migrate =
         |old: serde_json::Value| Some(Many { items: vec![old.get("item")?.as_str()?.to_owned()] });
-    type Make = Box<dyn Fn(BotBuilder) -> BotBuilder>;
     let dropped = |why| Some(HandoverOutcome::Dropped(why));
     let cases: Vec<(Make, &str, &str, Option<HandoverOutcome>)> = vec![
         // A new field with a default decodes (case h7).

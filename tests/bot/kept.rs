@@ -277,17 +277,17 @@ async fn c9_a_step_that_is_always_cut_ends_as_a_dead_letter_and_the_chat_goes_on
 
 #[tokio::test]
 async fn case_h4_a_step_that_fails_on_its_second_answer_restarts_alone() {
-    steps! { enum Three { One, Two, Three } }
+    steps! { enum Part { One, Two, Three } }
     const THREE: FlowId<String> = FlowId::new("three");
     let failures = Arc::new(AtomicU32::new(0));
     let make = |bot: BotBuilder| {
         let failures = failures.clone();
-        let three = async move |at: Three, c: &mut Convo<String>| match at {
-            Three::One => {
+        let three = async move |at: Part, c: &mut Convo<String>| match at {
+            Part::One => {
                 c.state = c.ask("one?").await?;
                 c.next()
             }
-            Three::Two => {
+            Part::Two => {
                 let answer = c.ask("two?").await?;
                 c.state += &answer;
                 if failures.fetch_add(1, Ordering::SeqCst) < 2 {
@@ -295,7 +295,7 @@ async fn case_h4_a_step_that_fails_on_its_second_answer_restarts_alone() {
                 }
                 c.next()
             }
-            Three::Three => {
+            Part::Three => {
                 let answer = c.ask("three?").await?;
                 c.say(format!("{}{answer}", c.state)).await?;
                 c.end()
@@ -369,4 +369,45 @@ async fn c6_steps_finished_in_the_same_turn_are_not_run_again_when_a_later_one_i
         assert_eq!(marks.load(Ordering::SeqCst), before + 1, "{durability:?}");
         assert_eq!(ann.heard_texts(), ["go?", "done"], "{durability:?}");
     }
+}
+
+#[tokio::test]
+async fn m3_a_state_over_the_limit_is_a_typed_error_and_the_chat_goes_on() {
+    steps! { enum Two { First, Second } }
+    const HUGE: FlowId<String> = FlowId::new("huge");
+    let huge = async |at: Two, c: &mut Convo<String>| match at {
+        Two::First => {
+            let size: usize = c.ask("size?").parse("A number, please.").await?;
+            c.state = "x".repeat(size);
+            c.next()
+        }
+        Two::Second => {
+            let answer = c.ask("well?").await?;
+            c.say(format!("{answer} of {}", c.state.len())).await?;
+            c.end()
+        }
+    };
+    let make = |bot: BotBuilder| {
+        bot.flow(Flow::new(HUGE, huge).persistent())
+            .on("go", async |ctx| Ok(ctx.enter(HUGE, String::new()).await?))
+    };
+    let mut bots = Bots::new();
+    let a = bots.start(make).await;
+    let mut events = a.bot.events();
+    let ann = a.provider.user("ann");
+    ann.says("go").await.hears("size?").await.says_as("big", "2000000").await;
+    let error = next_event(&mut events, |event| match event {
+        Event::Error { error, .. } => Some(error.to_string()),
+        _ => None,
+    });
+    let error = error.await;
+    assert!(error.contains("x:ann") && error.contains("bytes of a value"), "{error}");
+    let dead = next_event(&mut events, |event| match event {
+        Event::DeadLetter { id, .. } => Some(id.clone()),
+        _ => None,
+    });
+    assert_eq!(dead.await, "big");
+    // What was stored before still stands, and nothing of the failed turn was said.
+    ann.says("20").await.hears("well?").await.says("yes").await.hears("yes of 20").await;
+    assert_eq!(ann.heard_texts(), ["size?", "well?", "yes of 20"]);
 }
