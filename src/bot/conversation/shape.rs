@@ -91,7 +91,12 @@ macro_rules! plain {
             if self.fill {
                 return visitor.$visit($($value)?);
             }
-            let name = stringify!($method).trim_start_matches("deserialize_");
+            // A borrowed and an owned text are stored alike.
+            let name = match stringify!($method).trim_start_matches("deserialize_") {
+                "str" => "string",
+                "byte_buf" => "bytes",
+                name => name,
+            };
             self.at(name.to_owned(), 0)?;
             Err(Error::custom("a plain value has no parts"))
         }
@@ -353,7 +358,7 @@ mod tests {
         );
         assert!(shape.contains("option{tuple 2{u8;string;};}"), "{shape}");
         assert!(shape.contains("enum Named,Plain,Sized{string;unit;struct of,width{"), "{shape}");
-        assert_eq!(hash(&of::<(u32, String)>()), "d2f4a3f1e6c8d1a5");
+        assert_eq!(hash(&of::<(u32, String)>()), "c85634b026dbda0e");
     }
 
     #[test]
