@@ -355,9 +355,14 @@ impl BotBuilder {
         coordination: &Coordination,
         faults: &mut Vec<Fault>,
     ) -> Option<Carriers> {
-        for (option, given) in
-            [("turn_wait", coordination.turn_wait), ("settle", coordination.settle)]
-        {
+        let ttl = coordination.handover.ttl.unwrap_or(Duration::MAX);
+        let timeout = self.conversation_timeout.unwrap_or(Duration::MAX);
+        for (option, given) in [
+            ("turn_wait", coordination.turn_wait),
+            ("settle", coordination.settle),
+            ("handover.ttl", ttl),
+            ("conversation_timeout", timeout),
+        ] {
             if given.is_zero() {
                 let allowed = "give it a time above zero";
                 faults.push(Fault::Option { option, given: format!("{given:?}"), allowed });

@@ -58,6 +58,10 @@
 //!   and the release of the turn are one commit, or none of it happened and the message comes again;
 //! - a step that runs again says nothing that was said: replies have ids made of chat, conversation,
 //!   step and number;
+//! - a conversation whose replica goes away continues at another one: a [`Flow`] that is
+//!   [`persistent`](Flow::persistent) or forwarded ([`Handover`]) at its step, any other by the bot's
+//!   [`Fallback`];
+//! - a wait's timeout and its watchdog act under the chat's turn only, or not at all;
 //! - code that ran is not undone: a step that calls the outside calls it again when it runs again.
 //!   Give it [`Ctx::fence`] to tell an old call from a new one.
 

@@ -8,7 +8,7 @@ use super::conversation::core::{Core, Due, Given, Replay};
 use super::conversation::{AnyFlow, BeginError, Ended, From};
 use super::ctx::{Ctx, Entering};
 use super::drive::{Driven, drive};
-use super::error::{ConvoError, RuntimeError};
+use super::error::{BoxError, ConvoError, RuntimeError};
 use super::job::{End, Found, Job};
 use super::memory::{Held, Live};
 use super::progress::Progress;
@@ -139,7 +139,8 @@ impl Job {
     fn switched(&self, live: &Live) -> Result<Live, RuntimeError> {
         // The way of a switch is made together with where it leads.
         let Some(Entering { flow, state }) = live.core.take_switch() else {
-            return Err(self.step_error(live, "it switched to nothing".into()));
+            let (flow, step) = (live.flow.plan.name, live.core.step().0);
+            return Err(self.step_error(flow, step, "it switched to nothing".into()));
         };
         // Two conversations begun by one message have one name: their visits tell them apart.
         let fresh = Fresh { id: self.scope.origin().to_owned(), visit: live.core.step().1 };
@@ -147,8 +148,8 @@ impl Job {
             .map_err(|source| RuntimeError::Enter { chat: self.chat(), source })
     }
 
-    fn step_error(&self, live: &Live, source: super::error::BoxError) -> RuntimeError {
-        let (flow, step) = (live.flow.plan.name.to_owned(), live.core.step().0.to_owned());
+    fn step_error(&self, flow: &str, step: &str, source: BoxError) -> RuntimeError {
+        let (flow, step) = (flow.to_owned(), step.to_owned());
         let (chat, attempt, source) = (self.chat(), self.attempt, source.into());
         RuntimeError::Step { chat, flow, step, attempt, source }
     }
@@ -156,6 +157,7 @@ impl Job {
     fn ended(&self, run: Run, driven: Driven<Ended>, again: bool) -> End {
         let Run { live, .. } = run;
         let core = live.core.clone();
+        let (flow, step) = (live.flow.plan.name, core.step().0);
         match driven {
             Driven::Waits => End::Waits(Box::new(live)),
             Driven::Cut(reason) => {
@@ -169,15 +171,15 @@ impl Job {
                     tracing::info!(chat = %self.scope.chat(), %source, "a conversation gave up");
                     End::Over
                 }
-                _ => step_failed(again, self.step_error(&live, source)),
+                _ => step_failed(again, self.step_error(flow, step, source)),
             },
             Driven::Done(Ended::Endless) => {
                 let max = super::scope::STEPS_MAX;
                 let why = format!("{max} steps in one turn and no question; let one of them ask");
-                step_failed(again, self.step_error(&live, why.into()))
+                step_failed(again, self.step_error(flow, step, why.into()))
             }
             Driven::Panicked(what) => {
-                let place = format!("step {} of flow {}", core.step().0, live.flow.plan.name);
+                let place = format!("step {step} of flow {flow}");
                 match self.panicked(place, what) {
                     End::Failed(error) => step_failed(again, error),
                     end => end,
@@ -196,10 +198,10 @@ impl Job {
         };
         let end = match live.core.due(wait, self.runtime.clock.now()) {
             Due::Nothing => return self.put(held, live),
-            Due::Idle(text) => match live.core.say_in(&self.scope, text).await {
-                Ok(()) => End::Waits(Box::new(live)),
-                Err(source) => End::FailedForGood(self.step_error(&live, source.into())),
-            },
+            Due::Idle(text) => {
+                self.say_for(live.flow.plan.name, live.core.clone(), text).await;
+                End::Waits(Box::new(live))
+            }
             Due::IdleEnd(text) => self.timed_out(live, Some(text)).await,
             Due::Over => {
                 let text = live.flow.plan.timeout_text.clone();
@@ -213,11 +215,18 @@ impl Job {
         self.finish(end, held).await;
     }
 
+    /// Says something that the conversation arranged to have said. Where that cannot be, it is
+    /// reported, and changes nothing about the rest.
+    async fn say_for(&self, flow: &'static str, core: Arc<Core>, text: String) {
+        if let Err(source) = core.say_in(&self.scope, text).await {
+            let error = self.step_error(flow, core.step().0, source.into());
+            self.runtime.events.error(Some(self.chat()), error);
+        }
+    }
+
     async fn timed_out(&self, live: Live, text: Option<String>) -> End {
-        if let Some(text) = text
-            && let Err(source) = live.core.say_in(&self.scope, text).await
-        {
-            return End::FailedForGood(self.step_error(&live, source.into()));
+        if let Some(text) = text {
+            self.say_for(live.flow.plan.name, live.core.clone(), text).await;
         }
         self.let_go(live, ConvoError::TimedOut).await;
         End::Over

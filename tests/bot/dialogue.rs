@@ -417,3 +417,29 @@ async fn c8_hooks_see_each_message_first_change_it_and_may_stop_it() {
     ann.says("/mute").await.says("voice:Graz").await.hears("Street?").await;
     ann.says("/mute").await.says("Ring 1").await.hears("Ring 1, Graz").await;
 }
+
+#[tokio::test]
+async fn b6_a_stale_timer_leaves_the_other_replicas_memory_alone() {
+    const CHAT: FlowId<()> = FlowId::new("chat");
+    let make = |bot: BotBuilder| {
+        trips(bot)
+            .conversation(CHAT, async |c| {
+                let first = c.ask("first?").await?;
+                let second = c.ask("second?").await?;
+                c.say(format!("{first}+{second}")).await?;
+                Ok(())
+            })
+            .on("chat", async |ctx| Ok(ctx.enter(CHAT, ()).await?))
+    };
+    let mut bots = Bots::new();
+    let a = bots.start(make).await;
+    let b = bots.start(make).await;
+    let (at_a, at_b) = (a.provider.user("ann"), b.provider.user("ann"));
+    at_a.says("trip").await.hears("City?").await;
+    at_b.says("Graz").await.hears("Street?").await.says("Ring 1").await.hears("Ring 1, Graz").await;
+    // A conversation that only b's memory has. A turn of a's timer would take the chat from b.
+    at_b.says("chat").await.hears("first?").await.says("1").await.hears("second?").await;
+    bots.pass(3 * MIN).await;
+    until("a drops its copy", || a.bot.chats_in_memory() == 0).await;
+    at_b.says("2").await.hears("1+2").await;
+}

@@ -9,6 +9,8 @@ use botmesh::bot::{
     HandoverOutcome, Pass, Route, RuntimeError,
 };
 use botmesh::steps;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 use tokio::sync::Semaphore;
 
 use super::support::{Bots, Replica, next_event, next_outcome, stored, until};
@@ -410,4 +412,104 @@ async fn m3_a_state_over_the_limit_is_a_typed_error_and_the_chat_goes_on() {
     // What was stored before still stands, and nothing of the failed turn was said.
     ann.says("20").await.hears("well?").await.says("yes").await.hears("yes of 20").await;
     assert_eq!(ann.heard_texts(), ["size?", "well?", "yes of 20"]);
+}
+
+steps! { enum Six { A, B, C, D, E, F } }
+const SIX: FlowId<Vec<String>> = FlowId::new("six");
+const QUESTIONS: [&str; 6] = ["a?", "b?", "c?", "d?", "e?", "f?"];
+
+/// Six questions: plain, timed, checked, and with work behind them.
+async fn six(at: Six, c: &mut Convo<Vec<String>>) -> botmesh::bot::Result<botmesh::bot::Next<Six>> {
+    let hour = Duration::from_secs(3600);
+    let work = async || {
+        for _ in 0..20 {
+            tokio::task::yield_now().await;
+        }
+    };
+    let question = QUESTIONS[at as usize];
+    let answer = match at {
+        Six::A | Six::E => c.ask(question).await?,
+        Six::B => c.ask(question).within(hour).await?.unwrap_or_default(),
+        Six::C => {
+            let checked = c.ask(question).verify(async |_: &String| {
+                tokio::task::yield_now().await;
+                Ok::<(), String>(())
+            });
+            checked.await?
+        }
+        Six::D => {
+            work().await;
+            let answer = c.ask(question).await?;
+            work().await;
+            answer
+        }
+        Six::F => {
+            let last = c.ask(question).await?;
+            let all = c.state.join("");
+            c.say(format!("{all}{last}")).await?;
+            return c.end();
+        }
+    };
+    c.state.push(answer);
+    c.next()
+}
+
+/// Deaths, stops and freezes while users answer at whichever replica, at any point of a step: nothing is
+/// lost, nothing is asked twice, and every summary is right.
+#[tokio::test]
+async fn c8_random_interruptions_leave_every_summary_right() {
+    let make = |bot: BotBuilder| {
+        bot.flow(Flow::new(SIX, six)).on("six", async |ctx| Ok(ctx.enter(SIX, Vec::new()).await?))
+    };
+    let how = |coordination: Coordination| {
+        let ttl = Some(Duration::from_secs(24 * 3600));
+        coordination.handover(Handover { flows: Flows::Forward, ttl, ..Handover::default() })
+    };
+    for seed in 0..12 {
+        let mut random = StdRng::seed_from_u64(seed);
+        let mut bots = Bots::new();
+        let mut replicas = Vec::new();
+        for _ in 0..3 {
+            replicas.push(bots.start_with(make, how).await);
+        }
+        let users: Vec<String> = (0..5).map(|n| format!("u{n}")).collect();
+        for (said, text) in ["six", "1", "2", "3", "4", "5", "6"].into_iter().enumerate() {
+            for user in &users {
+                let at = random.random_range(0..replicas.len());
+                let user = replicas[at].provider.user(user);
+                while user.heard().len() < said {
+                    user.hears_any().await;
+                }
+                user.says(text).await;
+                // At any point of what the message has set going.
+                for _ in 0..random.random_range(0..30) {
+                    tokio::task::yield_now().await;
+                }
+                match random.random_range(0..8) {
+                    0 => {
+                        bots.kill(replicas.remove(at)).await;
+                        replicas.push(bots.start_with(make, how).await);
+                    }
+                    1 => {
+                        replicas.remove(at).bot.stop().await.unwrap();
+                        replicas.push(bots.start_with(make, how).await);
+                    }
+                    2 => {
+                        bots.clock.advance(super::support::PAST_LEASE);
+                        bots.pass(Duration::from_secs(2)).await;
+                    }
+                    _ => {}
+                }
+            }
+        }
+        let mut expected: Vec<&str> = QUESTIONS.to_vec();
+        expected.push("123456");
+        for user in &users {
+            let user = replicas[0].provider.user(user);
+            while user.heard().len() < expected.len() {
+                user.hears_any().await;
+            }
+            assert_eq!(user.heard_texts(), expected, "seed {seed}, {}", user.chat());
+        }
+    }
 }
