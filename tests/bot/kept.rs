@@ -454,8 +454,8 @@ async fn six(at: Six, c: &mut Convo<Vec<String>>) -> botmesh::bot::Result<botmes
     c.next()
 }
 
-/// Deaths, stops and freezes while users answer at whichever replica, at any point of a step: nothing is
-/// lost, nothing is asked twice, and every summary is right.
+/// Deaths, stops and freezes at any point of a step, while users answer at whichever replica:
+/// nothing is lost, nothing is asked twice, and every summary is right.
 #[tokio::test]
 async fn c8_random_interruptions_leave_every_summary_right() {
     let make = |bot: BotBuilder| {
