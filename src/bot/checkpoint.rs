@@ -91,9 +91,9 @@ pub(crate) struct Kept {
     /// large to be kept here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) message: Option<Message>,
-    /// Whether it was too large: the question is asked again.
+    /// The question is asked again: the answer was too large to be kept, or its step failed with it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) too_large: bool,
+    pub(crate) again: bool,
 }
 
 /// Why a conversation left a stub; as stored.
@@ -174,6 +174,12 @@ impl Checkpoint {
         })
     }
 
+    /// The same, but its step runs again from its start and asks anew.
+    pub(crate) fn asking_again(self) -> Self {
+        let answer = Kept { sends: 0, tries: 0, message: None, again: true };
+        Self { waits: None, answer: Some(answer), ..self }
+    }
+
     pub(crate) fn encode(&self) -> Result<Vec<u8>, String> {
         serde_json::to_vec(self).map_err(|error| error.to_string())
     }
@@ -200,14 +206,14 @@ fn kept(stand: &Stand, writing: &Writing<'_>) -> Option<Kept> {
     let message: &Arc<Message> = message;
     // The journal has it; only what hooks made of it has to be kept here.
     if writing.ticket.is_some() && !writing.hooked {
-        return Some(Kept { sends, tries, message: None, too_large: false });
+        return Some(Kept { sends, tries, message: None, again: false });
     }
     let bytes = serde_json::to_vec(&**message).map_or(usize::MAX, |bytes| bytes.len());
     let fits = bytes <= writing.answer_bytes_max;
     let message = fits.then(|| Message::clone(message));
     // With a journaled message what is lost is the hooks' work, and they run again.
-    let too_large = !fits && writing.ticket.is_none();
-    Some(Kept { sends, tries, message, too_large })
+    let again = !fits && writing.ticket.is_none();
+    Some(Kept { sends, tries, message, again })
 }
 
 #[cfg(test)]
@@ -236,7 +242,7 @@ mod tests {
         assert_eq!(entered.unwrap().waits, None);
         let later = later.unwrap();
         let answer = later.answer.clone().unwrap();
-        assert_eq!((answer.sends, answer.tries, answer.too_large), (1, 2, false));
+        assert_eq!((answer.sends, answer.tries, answer.again), (1, 2, false));
         assert_eq!(answer.message.unwrap().kind, "voice");
         assert_eq!(later.stub, Some(Stub::Unknown));
         assert!(later.hooked(TicketId(9)).unwrap().is_some());

@@ -84,6 +84,14 @@ impl Progress {
     /// The write of the conversation's row, as it stands. `ticket`: the message at work, where this
     /// write does not acknowledge it.
     pub(crate) fn put(&self, midway: bool) -> Result<Op, String> {
+        self.put_as(midway, |checkpoint| checkpoint)
+    }
+
+    fn put_as(
+        &self,
+        midway: bool,
+        change: impl FnOnce(Checkpoint) -> Checkpoint,
+    ) -> Result<Op, String> {
         let keeping = self.runtime.keeping(&self.flow, &self.core);
         let writing = Writing {
             keeping,
@@ -92,7 +100,7 @@ impl Progress {
             answer_bytes_max: self.runtime.handover.max_answer_bytes,
             initial: self.initial.as_ref(),
         };
-        let value = Checkpoint::of(&self.flow, &self.core, &writing)?.encode()?;
+        let value = change(Checkpoint::of(&self.flow, &self.core, &writing)?).encode()?;
         let ephemeral = keeping == Keeping::Ephemeral;
         let ttl_ms = ephemeral.then(|| self.runtime.ttl_ms(&self.flow, &self.core));
         let row = checkpoint::row(self.scope.chat());
@@ -105,6 +113,22 @@ impl Progress {
             self.clone().commit().await?;
         }
         Ok(())
+    }
+
+    /// The step failed. Where its checkpoint keeps the answer it failed with, and no journal will give
+    /// up on that, the next run asks anew: else each message would fail it again.
+    pub(crate) async fn failed(&self) {
+        let kept = matches!(*self.stored.lock(), Some((_, Midway::Answered)));
+        if !kept || self.scope.journaled().is_some() || !self.is_checkpointed() {
+            return;
+        }
+        let written = match self.put_as(false, Checkpoint::asking_again) {
+            Ok(put) => self.scope.commit_said(Some(put), &[]).await.map_err(|e| e.to_string()),
+            Err(why) => Err(why),
+        };
+        if let Err(why) = written {
+            tracing::warn!(chat = %self.scope.chat(), %why, "a failed step keeps its answer");
+        }
     }
 
     async fn commit(self: Arc<Self>) -> Result<(), LostReason> {

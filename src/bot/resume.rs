@@ -131,7 +131,7 @@ impl Job {
             (Some(kept), None) => {
                 let stored = Some((checkpoint.visit, Midway::Answered));
                 match kept {
-                    Kept { too_large: true, .. } => restarted(another, None),
+                    Kept { again: true, .. } => restarted(another, None),
                     Kept { message: Some(message), sends, tries, .. }
                         if !self.is_its(checkpoint) =>
                     {

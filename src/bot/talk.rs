@@ -98,7 +98,14 @@ impl Job {
                 Driven::Done(Ended::End) if left.iter().any(|g| matches!(g, Given::Message(_))) => {
                     return End::Unanswered;
                 }
-                driven => return self.ended(run, driven, again),
+                driven => {
+                    let progress = run.progress.clone();
+                    let end = self.ended(run, driven, again);
+                    if matches!(end, End::Failed(_)) {
+                        progress.failed().await;
+                    }
+                    return end;
+                }
             }
         }
     }

@@ -326,6 +326,36 @@ async fn case_h4_a_step_that_fails_on_its_second_answer_restarts_alone() {
 }
 
 #[tokio::test]
+async fn c8_a_kept_answer_that_fails_its_step_is_asked_for_again_and_not_fed_for_ever() {
+    steps! { enum One { Ask } }
+    const PICKY: FlowId<()> = FlowId::new("picky");
+    let picky = async |_: One, c: &mut Convo<()>| {
+        let answer = c.ask("well?").await?;
+        // Long enough for the answer to be kept.
+        tokio::task::yield_now().await;
+        if answer == "bad" {
+            return Err("it was bad".into());
+        }
+        c.say(format!("good: {answer}")).await?;
+        c.end()
+    };
+    let make = |bot: BotBuilder| {
+        bot.flow(Flow::new(PICKY, picky).persistent())
+            .on("go", async |ctx| Ok(ctx.enter(PICKY, ()).await?))
+    };
+    let mut bots = Bots::new();
+    let a = bots.start_with(make, set(Durability::Off, 16 * 1024)).await;
+    let mut events = a.bot.events();
+    let ann = a.provider.user("ann");
+    ann.says("go").await.hears("well?").await.says("bad").await;
+    let failed = |event: &Event| matches!(event, Event::Error { .. }).then_some(());
+    next_event(&mut events, failed).await;
+    // Without durability the message does not come again; the step restarts with the next one.
+    ann.says("hello?").await.hears("well?").await.says("fine").await.hears("good: fine").await;
+    assert_eq!(stored(&a.bot, ann.chat()).await, None);
+}
+
+#[tokio::test]
 async fn c6_steps_finished_in_the_same_turn_are_not_run_again_when_a_later_one_is_cut() {
     steps! { enum Chain { Ask, Mark, Work } }
     const CHAIN: FlowId<()> = FlowId::new("chain");
