@@ -94,11 +94,12 @@ pub enum DemoError {
     Build(#[from] BuildError),
 }
 
-/// The demo bot on this store and coordination, with the webhook `demo` and the chat page.
+/// A bot of these flows on this store and coordination, with the webhook `demo` and the chat page.
 pub async fn bot(
     store: impl Store,
     coordination: Coordination,
     reply_url: Option<String>,
+    flows: fn(BotBuilder) -> BotBuilder,
 ) -> Result<Bot, DemoError> {
     let mut webhook = WebhookProvider::new(WEBHOOK);
     if let Some(url) = reply_url {

@@ -19,6 +19,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
+use crate::bot::BotBuilder;
 use crate::config::Settings;
 
 use args::{Cli, Verb};
@@ -28,7 +29,32 @@ pub mod demo;
 
 /// Runs the command line of this process and returns its exit code.
 pub fn main() -> ExitCode {
-    match dispatch(&Cli::parse()) {
+    main_with(demo::flows)
+}
+
+/// What a binary adds to a bot that has its store, its coordination and its providers already.
+pub type Flows = fn(BotBuilder) -> BotBuilder;
+
+/// Everything `botmesh` can do, with these flows and handlers instead of the demo's: a `main` for a
+/// bot of one's own.
+///
+/// ```no_run
+/// use botmesh::bot::{BotBuilder, Ctx, Result, Route};
+///
+/// async fn hello(ctx: &mut Ctx) -> Result {
+///     Ok(ctx.reply("Hello!").await?)
+/// }
+///
+/// fn flows(bot: BotBuilder) -> BotBuilder {
+///     bot.on(Route::Any, hello)
+/// }
+///
+/// fn main() -> std::process::ExitCode {
+///     botmesh::cli::main_with(flows)
+/// }
+/// ```
+pub fn main_with(flows: Flows) -> ExitCode {
+    match dispatch(&Cli::parse(), flows) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             // Nobody may read stderr any more; the code still says it.
@@ -38,7 +64,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn dispatch(cli: &Cli) -> Result<(), Failure> {
+fn dispatch(cli: &Cli, flows: Flows) -> Result<(), Failure> {
     let settings = Settings::from_layers(&cli.layers()?)?;
     start_log(&settings);
     match &cli.verb {
@@ -46,7 +72,7 @@ fn dispatch(cli: &Cli) -> Result<(), Failure> {
         Verb::Status(args) => call(client::show_status(&settings, args)),
         Verb::YieldLeader(args) => call(client::yield_leader(&settings, args)),
         Verb::Leave(args) => call(client::leave(&settings, args)),
-        Verb::Run(_) | Verb::Join(_) => run::run(&settings),
+        Verb::Run(_) | Verb::Join(_) => run::run(&settings, flows),
     }
 }
 

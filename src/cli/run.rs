@@ -26,7 +26,7 @@ use crate::types::{Prefix, ReplicaId};
 
 use super::failure::Failure;
 use super::health::Health;
-use super::{demo, ports, say, secret};
+use super::{Flows, demo, ports, say, secret};
 
 /// The demo bot's prefix in the group.
 const PREFIX: &str = "demo";
@@ -38,7 +38,7 @@ const LINGER: Duration = Duration::from_millis(500);
 /// How long leadership and disk may take.
 const NODE_STOP: Duration = Duration::from_secs(5);
 
-pub(super) fn run(settings: &Settings) -> Result<(), Failure> {
+pub(super) fn run(settings: &Settings, flows: Flows) -> Result<(), Failure> {
     supervise::die_with_parent().map_err(|error| Failure::Other(error.to_string()))?;
     // The allocator's regions in huge pages make an idle node 100 MiB instead of 43, and the kernel
     // frees a killed process's memory before it closes its sockets: lean is fast to fail over. A
@@ -47,7 +47,7 @@ pub(super) fn run(settings: &Settings) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime =
         runtime.map_err(|error| Failure::Other(format!("cannot start a runtime: {error}")))?;
-    let done = runtime.block_on(life(settings));
+    let done = runtime.block_on(life(settings, flows));
     // What still blocks on a disk is not waited for: everything acknowledged is synced.
     runtime.shutdown_timeout(Duration::from_secs(1));
     done
@@ -60,14 +60,14 @@ struct Ports {
     advertise: HostPort,
 }
 
-async fn life(settings: &Settings) -> Result<(), Failure> {
+async fn life(settings: &Settings, flows: Flows) -> Result<(), Failure> {
     let mut signals = Signals::catch()?;
     let name = name(settings)?;
     let ports = bind(settings)?;
     let node = open(settings, &name, &ports.advertise).await?;
     // The directory is ours now, and with it the file that says so.
     let pid_file = PidFile::write(&settings.dir)?;
-    let mut parts = Parts::start(settings, node, ports).await?;
+    let mut parts = Parts::start(settings, node, ports, flows).await?;
     say(&format!("{name} serves: public http://{}, cluster {}", parts.public, parts.cluster));
     let ended = tokio::select! {
         () = signals.next() => Ok(()),
@@ -175,7 +175,12 @@ struct Stop {
 }
 
 impl Parts {
-    async fn start(settings: &Settings, node: Node, ports: Ports) -> Result<Self, Failure> {
+    async fn start(
+        settings: &Settings,
+        node: Node,
+        ports: Ports,
+        flows: Flows,
+    ) -> Result<Self, Failure> {
         let stop = Stop::default();
         let (public, _) = local(&ports.public)?;
         let (cluster, _) = local(&ports.cluster)?;
@@ -192,7 +197,7 @@ impl Parts {
         // Peers have to reach this node before it can belong to a group.
         let cluster_listener = listen(ports.cluster, app, &stop.cluster)?;
 
-        let bot = bot(settings, &node).await?;
+        let bot = bot(settings, &node, flows).await?;
         let app = public_app(settings, &bot, &public, &stop)?;
         let public_listener = listen(ports.public, app, &stop.public)?;
         let asked = stop.bot.clone();
@@ -286,7 +291,7 @@ fn listen(
     Ok(tokio::spawn(http::listen::serve(listener, app, limits, stop.clone())))
 }
 
-async fn bot(settings: &Settings, node: &Node) -> Result<Bot, Failure> {
+async fn bot(settings: &Settings, node: &Node, flows: Flows) -> Result<Bot, Failure> {
     let prefix = Prefix::new(PREFIX).map_err(|error| Failure::Other(error.to_string()))?;
     let store = GroupStore::new(node.as_group(), prefix);
     let options =
@@ -294,7 +299,7 @@ async fn bot(settings: &Settings, node: &Node) -> Result<Bot, Failure> {
     let coordination = Coordination::new(store.coordinator(options))
         .turn_wait(settings.turn_wait)
         .settle(settings.settle);
-    demo::bot(store, coordination, settings.reply_url.clone())
+    demo::bot(store, coordination, settings.reply_url.clone(), flows)
         .await
         .map_err(|error| Failure::Other(format!("the demo bot cannot be built: {error}")))
 }
