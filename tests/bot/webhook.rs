@@ -19,7 +19,9 @@ use super::support::PATIENCE;
 async fn bot(reply_url: Option<String>) -> (Bot, MemoryCoordinator) {
     let store = MemoryStore::new(MemoryHub::default_prefix());
     let coordinator = store.coordinator(CoordinatorOptions::default());
-    let bot = demo::bot(store, Coordination::new(coordinator.clone()), reply_url).await.unwrap();
+    let bot = demo::bot(store, Coordination::new(coordinator.clone()), reply_url, demo::flows)
+        .await
+        .unwrap();
     bot.start().await.unwrap();
     (bot, coordinator)
 }
@@ -201,7 +203,8 @@ async fn n5_a_reply_url_that_cannot_be_posted_to_is_refused_at_start() {
     for url in ["nonsense", "ftp://host/", "https://host/"] {
         let store = MemoryStore::default();
         let coordination = Coordination::new(store.coordinator(CoordinatorOptions::default()));
-        let error = demo::bot(store, coordination, Some(url.to_owned())).await.unwrap_err();
+        let error =
+            demo::bot(store, coordination, Some(url.to_owned()), demo::flows).await.unwrap_err();
         assert!(error.to_string().contains(url), "{error}");
     }
 }
