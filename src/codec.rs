@@ -61,6 +61,8 @@ pub enum Kind {
     SnapshotHead = 12,
     /// The boots of other nodes this one has met.
     PeerBoots = 14,
+    /// The process that has this data directory open, and dead ones before it.
+    Process = 15,
     /// A proposal: the commands of one log entry.
     Batch = 32,
     /// A question to another node.

@@ -271,6 +271,48 @@ impl From<ChatKey> for String {
     }
 }
 
+/// Names one life of an operating system process: minted by the parent that waits for it, else by the
+/// process itself. Sessions carry it, so that whoever is certain that the process is dead can end
+/// all of them at once (DESIGN 5.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ProcessToken(pub u128);
+
+impl ProcessToken {
+    /// One that no process ever had.
+    pub fn random() -> Self {
+        Self(uuid::Uuid::new_v4().as_u128())
+    }
+}
+
+impl fmt::Display for ProcessToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl FromStr for ProcessToken {
+    type Err = NameError;
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        let fault = |found| NameError::Character {
+            what: "process token",
+            found,
+            allowed: "it is 32 hexadecimal digits",
+        };
+        if let Some(found) = text.chars().find(|c| !c.is_ascii_hexdigit()) {
+            return Err(fault(found));
+        }
+        if text.len() > 32 {
+            return Err(NameError::TooLong { what: "process token", len: text.len(), max: 32 });
+        }
+        if text.is_empty() {
+            return Err(NameError::Empty { what: "process token" });
+        }
+        // Checked above: nothing but digits, and no more of them than fit.
+        u128::from_str_radix(text, 16).map(Self).map_err(|_| fault('?'))
+    }
+}
+
 /// What a replica calls itself (SPEC A3): a random UUID unless the operator named it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]

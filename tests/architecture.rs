@@ -18,7 +18,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("config", &["types"]),
     ("machine", &["codec", "types"]),
     ("group", &["clock", "machine", "types"]),
-    ("raft", &["clock", "codec", "group", "machine", "types"]),
+    ("raft", &["clock", "codec", "group", "machine", "supervise", "types"]),
     ("coordinator", &["clock", "group", "machine", "store", "types"]),
     ("store", &["clock", "coordinator", "group", "machine", "types"]),
     ("provider", &["clock", "store", "types"]),

@@ -5,6 +5,10 @@
 
 mod support;
 
+mod cli {
+    mod supervise;
+}
+
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
@@ -200,7 +204,10 @@ impl Drop for Up {
         let _ = self.child.kill();
         let _ = self.child.wait();
         if std::thread::panicking() {
+            self.printed.extend(self.lines.try_iter());
             eprintln!("up printed: {:#?}", self.printed);
+            let last = |log: String| log.lines().rev().take(20).collect::<Vec<_>>().join("\n");
+            (1..=3).for_each(|i| eprintln!("n{i}, latest first:\n{}", last(self.log(i))));
         }
     }
 }
@@ -512,9 +519,18 @@ fn l3_help_lists_verbs_settings_and_exit_codes() {
     assert!(output.status.success());
     let mut text = String::new();
     output.stdout.as_slice().read_to_string(&mut text).unwrap();
-    for part in
-        ["up", "run", "join", "leave", "yield-leader", "status", "lease", "130", "Exit codes"]
-    {
+    for part in [
+        "up",
+        "run",
+        "supervise",
+        "join",
+        "leave",
+        "yield-leader",
+        "status",
+        "lease",
+        "130",
+        "Exit codes",
+    ] {
         assert!(text.contains(part), "{part} in\n{text}");
     }
     assert_eq!(failure(&ask(&["frobnicate"])).0, 2);

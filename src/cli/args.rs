@@ -38,6 +38,8 @@ pub(super) enum Verb {
     Up(UpArgs),
     /// Run one node with the demo bot
     Run(RunArgs),
+    /// Run any bot's command as a child: report its death to the group, start it again
+    Supervise(SuperviseArgs),
     /// Run one node that joins the group of a member: short for `run --join MEMBER`
     Join(JoinArgs),
     /// Take a node out of the group for good
@@ -72,9 +74,35 @@ pub(super) struct UpArgs {
     /// Leave a node that ended down
     #[arg(long)]
     no_restart: bool,
-    /// Send no death reports: a dead node's chats wait for its lease
+    #[command(flatten)]
+    watch: WatchArgs,
+}
+
+/// What `up` and `supervise` do about deaths.
+#[derive(Debug, Args)]
+pub(super) struct WatchArgs {
+    /// Send no death reports: what a dead process held waits for its lease
     #[arg(long)]
     no_supervise: bool,
+    /// Kill a process that is stopped or shows no life for this long, or `off`
+    #[arg(long, value_name = "TIME")]
+    hang_kill: Option<String>,
+}
+
+/// `supervise`.
+#[derive(Debug, Args)]
+pub(super) struct SuperviseArgs {
+    /// Leave the command down once it has ended, and end with its exit code
+    #[arg(long)]
+    no_restart: bool,
+    #[command(flatten)]
+    watch: WatchArgs,
+    /// How long one step may run: so long the command may take to stop, and 20 s more
+    #[arg(long, value_name = "TIME")]
+    settle: Option<String>,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(super) command: Vec<String>,
 }
 
 /// `run`.
@@ -176,6 +204,7 @@ impl Cli {
         match &self.verb {
             Verb::Up(args) => args.layer(&mut layers),
             Verb::Run(args) => args.layer(&mut layers),
+            Verb::Supervise(args) => args.layer(&mut layers),
             Verb::Join(args) => {
                 args.run.layer(&mut layers);
                 layers.flag("join", Some(args.member.clone()));
@@ -196,7 +225,22 @@ impl UpArgs {
         layers.flag("lease", self.lease.clone());
         layers.flag("reply_url", self.reply_url.clone());
         layers.flag("restart", self.no_restart.then(|| "false".to_owned()));
+        self.watch.layer(layers);
+    }
+}
+
+impl WatchArgs {
+    fn layer(&self, layers: &mut Layers) {
         layers.flag("supervise", self.no_supervise.then(|| "false".to_owned()));
+        layers.flag("hang_kill", self.hang_kill.clone());
+    }
+}
+
+impl SuperviseArgs {
+    fn layer(&self, layers: &mut Layers) {
+        layers.flag("restart", self.no_restart.then(|| "false".to_owned()));
+        layers.flag("settle", self.settle.clone());
+        self.watch.layer(layers);
     }
 }
 

@@ -6,7 +6,7 @@ use crate::config;
 
 /// The exit codes and what they mean; printed by `--help`, listed in the README.
 pub(super) const EXIT_CODES: &[(u8, &str)] = &[
-    (0, "done; for run and up: stopped as asked"),
+    (0, "done; for run and up: stopped as asked; for supervise: the command's own code"),
     (1, "failed; the line on stderr says at what"),
     (2, "the command line, a variable or the configuration file is wrong"),
     (3, "a port is taken"),
@@ -40,6 +40,14 @@ pub(super) enum Failure {
     /// The group says no.
     #[error("{0}")]
     Refused(String),
+    /// The supervised command did not end well; its code, or 128 and the signal's number.
+    #[error("the command ended ({how})")]
+    Child {
+        /// The code to pass on.
+        code: u8,
+        /// In the system's words.
+        how: String,
+    },
     /// Stopped the hard way.
     #[error("stopped at once; nodes were killed, what they had acknowledged is on disk")]
     Killed,
@@ -59,6 +67,7 @@ impl Failure {
             Self::NoAnswer(_) | Self::Leaderless(_) => 5,
             Self::Refused(_) => 6,
             Self::Killed => 130,
+            Self::Child { code, .. } => *code,
         })
     }
 }

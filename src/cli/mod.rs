@@ -1,9 +1,9 @@
 //! The command line: what each verb parses, runs and exits with.
 //!
 //! Every verb goes the same way: settings from file, environment and flags; the work; one line on
-//! stderr and an exit code of [`failure::EXIT_CODES`] where it failed. `up` stays on the main
-//! thread and its single-threaded runtime, because its children's lives hang on that thread (see
-//! [`crate::supervise`]); everything else runs on a runtime of its own.
+//! stderr and an exit code of [`failure::EXIT_CODES`] where it failed. `up` and `supervise` stay on
+//! the main thread and its single-threaded runtime, because their children's lives hang on that
+//! thread (see [`crate::supervise`]); everything else runs on a runtime of its own.
 
 mod args;
 mod client;
@@ -12,6 +12,7 @@ mod health;
 mod ports;
 mod run;
 mod secret;
+mod supervise;
 mod up;
 
 use std::io::Write;
@@ -73,6 +74,7 @@ fn dispatch(cli: &Cli, flows: Flows) -> Result<(), Failure> {
         Verb::YieldLeader(args) => call(client::yield_leader(&settings, args)),
         Verb::Leave(args) => call(client::leave(&settings, args)),
         Verb::Run(_) | Verb::Join(_) => run::run(&settings, flows),
+        Verb::Supervise(args) => supervise::supervise(&settings, &args.command),
     }
 }
 

@@ -39,7 +39,7 @@ const LINGER: Duration = Duration::from_millis(500);
 const NODE_STOP: Duration = Duration::from_secs(5);
 
 pub(super) fn run(settings: &Settings, flows: Flows) -> Result<(), Failure> {
-    supervise::die_with_parent().map_err(|error| Failure::Other(error.to_string()))?;
+    supervise::attach().map_err(|error| Failure::Other(error.to_string()))?;
     // The allocator's regions in huge pages make an idle node 100 MiB instead of 43, and the kernel
     // frees a killed process's memory before it closes its sockets: lean is fast to fail over. A
     // kernel that cannot say so has none.

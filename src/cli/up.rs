@@ -19,14 +19,14 @@ use tokio::sync::{mpsc, watch};
 
 use crate::config::{HostPort, Settings};
 use crate::raft::Role;
-use crate::supervise::{self, Event, Order, Spec};
+use crate::supervise::{self, Event, Order, Output, Spec};
 
 use super::client::Client;
 use super::failure::Failure;
 use super::{ports, say, secret};
 
 /// How long a node may take to end by itself beyond `settle`: longer than its own bound.
-const GRACE: Duration = Duration::from_secs(20);
+pub(super) const GRACE: Duration = Duration::from_secs(20);
 /// Distance of two looks at a starting group.
 const LOOK: Duration = Duration::from_millis(50);
 /// After this long without `ready`, say what is missing.
@@ -65,6 +65,8 @@ pub(super) fn up(settings: &Settings, config: Option<&Path>) -> Result<(), Failu
         children: children.collect(),
         restart: settings.restart,
         grace: settings.settle + GRACE,
+        report: settings.supervise,
+        hang_kill: settings.hang_kill,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime =
@@ -164,8 +166,8 @@ fn child(
         name: plan.name.clone(),
         program: program.to_owned(),
         arguments,
-        log: plan.dir.join("output.log"),
-        pid_file: plan.dir.join("pid"),
+        output: Output::Log(plan.dir.join("output.log")),
+        pid_file: Some(plan.dir.join("pid")),
     }
 }
 
@@ -217,11 +219,12 @@ async fn watch_over(
     let order = *orders.borrow();
     match order {
         Order::Run => Err(Failure::Other("all nodes have ended; see DIR/n1/output.log".to_owned())),
-        Order::Stop => Ok(()),
+        Order::Interrupt | Order::Stop => Ok(()),
         Order::Kill => Err(Failure::Killed),
     }
 }
 
+/// Returns at either of the signals that stop a program.
 async fn asked(interrupt: &mut Signal, terminate: &mut Signal) {
     tokio::select! {
         _ = interrupt.recv() => {}
@@ -321,22 +324,48 @@ fn is_mere_warning(event: &Event) -> bool {
 }
 
 fn tell(event: &Event, order: Order) {
-    match event {
-        Event::Started { name, pid } => tracing::debug!(%name, pid, "started"),
-        Event::Failed { name, why } => say(&format!("{name} | {why}")),
-        Event::Warned { name, line } => say(&format!("{name} | {line}")),
+    if let Some(line) = describe(event, order) {
+        say(&line);
+    }
+}
+
+/// What people are told of an event; the rest goes to the log.
+pub(super) fn describe(event: &Event, order: Order) -> Option<String> {
+    Some(match event {
+        Event::Started { name, pid } => {
+            tracing::debug!(%name, pid, "started");
+            return None;
+        }
+        Event::Reported { name, took } => {
+            tracing::debug!(%name, ?took, "the group knows of its death");
+            return None;
+        }
+        Event::Unreported { name, why } if order != Order::Run => {
+            tracing::debug!(%name, %why, "its death was not reported");
+            return None;
+        }
+        Event::Unreported { name, why } => {
+            format!("{name} | its death was not reported, its lease decides: {why}")
+        }
+        Event::Stranger { name, pid, child } => format!(
+            "{name} | death reports are off: process {pid} acts in the group and is not the one \
+             that is waited for ({child}); let the command replace its shell with `exec`"
+        ),
+        Event::Hangs { name, why } => format!("{name} hangs ({why}); killing it"),
+        Event::Failed { name, why } => format!("{name} | {why}"),
+        Event::Warned { name, line } => format!("{name} | {line}"),
         Event::Ended { name, status, again_in } => {
             let how = match (again_in, order) {
                 (Some(pause), _) => {
                     format!("starting it again in {}", humantime::format_duration(*pause))
                 }
                 (None, Order::Run) => "it stays down (--no-restart)".to_owned(),
-                (None, _) if status.success() => return,
+                (None, _) if status.success() => return None,
                 (None, _) => "while stopping".to_owned(),
             };
-            say(&format!("{name} ended ({status}); {how}"));
+            format!("{name} ended ({status}); {how}")
         }
-    }
+    })
 }
 
 #[cfg(test)]

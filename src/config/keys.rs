@@ -51,8 +51,17 @@ pub const KEYS: &[Key] = &[
     key("bootstrap_expect", "none", "`run`: found the group once this many peers are there"),
     key("peers", "none", "`run`: cluster addresses for `bootstrap_expect`, the own included"),
     key("nodes", "3", "`up`: how many nodes, 1 to 9"),
-    key("restart", "true", "`up`: start a node again when it ends (`--no-restart`)"),
-    key("supervise", "true", "`up`: report deaths to the survivors (`--no-supervise`)"),
+    key("restart", "true", "`up`, `supervise`: start what ended again (`--no-restart`)"),
+    key(
+        "supervise",
+        "true",
+        "`up`, `supervise`: report deaths to the survivors (`--no-supervise`)",
+    ),
+    key(
+        "hang_kill",
+        "off",
+        "`up`, `supervise`: kill what is stopped or shows no life for this long; 100ms to 1h",
+    ),
     key(
         "log",
         "info,openraft=warn",

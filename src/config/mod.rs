@@ -270,6 +270,8 @@ pub struct Settings {
     pub restart: bool,
     /// Whether deaths are reported.
     pub supervise: bool,
+    /// How long a supervised process may hang before it is killed; `None` = for ever.
+    pub hang_kill: Option<Duration>,
     /// The log filter.
     pub log: String,
 }
@@ -298,6 +300,10 @@ impl Settings {
             nodes: layers.read("nodes", |text| number(text, 1..=9))?.unwrap_or(3),
             restart: layers.read("restart", boolean)?.unwrap_or(true),
             supervise: layers.read("supervise", boolean)?.unwrap_or(true),
+            hang_kill: match layers.read("hang_kill", |text| Ok(text != "off"))? {
+                Some(true) => Some(duration(layers, "hang_kill", "1s", HANG)?),
+                _ => None,
+            },
             log: layers.read("log", filter)?.unwrap_or_else(|| "info,openraft=warn".to_owned()),
         })
     }
@@ -306,6 +312,7 @@ impl Settings {
 /// Below 500 ms a lease is shorter than an election (SPEC E2); above an hour a dead replica's
 /// chats would be mute for longer than anybody waits.
 const LEASE: RangeInclusive<Duration> = Duration::from_millis(500)..=Duration::from_secs(3600);
+const HANG: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
 const WAIT: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(86_400);
 
 fn beginning(layers: &Layers) -> Result<Beginning, Error> {

@@ -40,6 +40,7 @@ fn l4_an_impossible_value_is_named_with_its_line() {
     for (text, parts) in [
         ("\nlease = \"0s\"", ["line 2", "`lease`", "500ms to 1h"]),
         ("lease = \"15\"", ["line 1", "`lease`", "\"15s\""]),
+        ("hang_kill = \"5ms\"", ["line 1", "`hang_kill`", "100ms to 1h"]),
         ("lease = 15", ["line 1", "`lease`", "\"15s\""]),
         ("nodes = 0", ["line 1", "`nodes`", "1 to 9"]),
         ("public = \"8101\"", ["line 1", "`public`", "HOST:PORT"]),

@@ -132,6 +132,11 @@ async fn open_once(shared: &Arc<Shared>) -> Result<Opened, String> {
         node: shared.group.node_id(),
         lease_ms: shared.lease.as_millis() as u64,
     };
+    // The session lives in this process and ends with it (SPEC E6).
+    let command = match shared.group.process() {
+        Some(process) => Command::ForProcess { process, command: Box::new(command) },
+        None => command,
+    };
     let reply = shared.execute(command, deadline).await.map_err(|fault| fault.to_string())?;
     let Reply::Session { session: incarnation, lease_ms, shared_with } = reply else {
         shared.note(Some(Unavailable::NotServing { why: format!("{reply:?}") }));
@@ -246,7 +251,7 @@ async fn dispatch(shared: &Shared, session: &Session, mut events: SessionEvents)
                 SessionEvent::Effect(Effect::SessionEnded { reason, .. }) => {
                     return match reason {
                         EndReason::Closed => LostReason::SteppedDown,
-                        EndReason::Expired => LostReason::Expired,
+                        EndReason::Expired | EndReason::Dead => LostReason::Expired,
                     };
                 }
                 SessionEvent::Effect(Effect::OutboxReady { chat, .. }) => {

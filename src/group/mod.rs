@@ -17,7 +17,7 @@ use async_trait::async_trait;
 
 use crate::clock::{BootInstant, Clock};
 use crate::machine::{Command, Machine, Reply};
-use crate::types::NodeId;
+use crate::types::{NodeId, ProcessToken};
 
 pub use crate::machine::Limits;
 pub use deadlines::Deadlines;
@@ -106,6 +106,13 @@ pub trait Group: Send + Sync + 'static {
 
     /// Whether what is acknowledged survives the end of this process.
     fn is_durable(&self) -> bool;
+
+    /// The process whose sessions end together once it is certain that it died; `None` where nobody
+    /// could be certain. For sessions that are opened *in* this process, not for those that other
+    /// programs open through it.
+    fn process(&self) -> Option<ProcessToken> {
+        None
+    }
 }
 
 /// Reads a value from a group's local machine.

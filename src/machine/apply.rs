@@ -149,6 +149,10 @@ impl Machine {
             Command::DeadLetter { prefix, ticket, retry } => {
                 self.dead_letter(prefix, *ticket, *retry, effects)
             }
+            Command::ForProcess { process, command } => {
+                self.for_process(*process, command, effects)
+            }
+            Command::DeclareDead { process } => self.declare_dead(*process, effects),
         }
     }
 

@@ -7,7 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::types::{Fence, Incarnation, NodeId, Prefix, Revision, TicketId};
+use crate::types::{Fence, Incarnation, NodeId, Prefix, ProcessToken, Revision, TicketId};
 
 /// One run of one node's process, as the sender of batches. `boot` grows with every start of the
 /// same data directory, so a batch of an earlier run that arrives late is told from a new one.
@@ -414,5 +414,21 @@ pub enum Command {
         ticket: TicketId,
         /// `true` = retry, `false` = drop.
         retry: bool,
+    },
+    /// Opens a session as `command` says ([`Command::OpenSession`]; others run as they are), in the
+    /// name of a process → the command's own reply; `SessionExpired` where the process was declared
+    /// dead, however early that report came.
+    ForProcess {
+        /// The process the session belongs to.
+        process: ProcessToken,
+        /// What to run.
+        command: Box<Command>,
+    },
+    /// The process is certainly dead: whoever says so has waited for it, or holds a lock that it
+    /// held until it ended. Ends all its sessions in one apply, and every later opening in its name
+    /// is refused → `Done`.
+    DeclareDead {
+        /// The process.
+        process: ProcessToken,
     },
 }

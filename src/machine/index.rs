@@ -10,7 +10,7 @@ use super::digest::{self, Digest};
 use super::state::LoadError;
 use super::tables::{ChatName, EntryKey, PrefixId, Tables, TaskKey, TicketKey};
 use super::{IdempotencyKey, QueueKey, QueueKind, RowKey, SessionKind};
-use crate::types::Incarnation;
+use crate::types::{Incarnation, ProcessToken};
 
 /// What one session has.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -51,6 +51,11 @@ pub(super) struct Index {
     pub(super) keyed_ends: BTreeSet<(u64, Arc<IdempotencyKey>)>,
     /// How many of them each prefix has.
     pub(super) keyed_counts: BTreeMap<PrefixId, u64>,
+    /// Live sessions of each process.
+    pub(super) processes: BTreeMap<ProcessToken, BTreeSet<Incarnation>>,
+    /// Dead processes in the order they became known, and back.
+    pub(super) deaths: BTreeMap<u64, ProcessToken>,
+    pub(super) dead_processes: BTreeMap<ProcessToken, u64>,
 }
 
 /// The digest under which an outbox knows an entry.
@@ -98,7 +103,24 @@ impl Index {
             index.keyed_ends.insert((reply.expires_ms, key.clone()));
             *index.keyed_counts.entry(prefix.id).or_default() += 1;
         }
+        index.build_processes(tables)?;
         Ok(index)
+    }
+
+    fn build_processes(&mut self, tables: &Tables) -> Result<(), LoadError> {
+        for (number, process) in tables.dead_processes.iter() {
+            self.deaths.insert(*number, *process);
+            if self.dead_processes.insert(*process, *number).is_some() {
+                return corrupt("a process died twice");
+            }
+        }
+        for (session, process) in tables.processes.iter() {
+            if !self.holdings.contains_key(session) || self.dead_processes.contains_key(process) {
+                return corrupt("a process has a dead session, or is dead and has one");
+            }
+            self.processes.entry(*process).or_default().insert(*session);
+        }
+        Ok(())
     }
 
     fn build_queues(&mut self, tables: &mut Tables) -> Result<(), LoadError> {

@@ -12,6 +12,7 @@ impl Machine {
     /// Panics where the state contradicts itself. Walks everything: for tests.
     pub fn check_invariants(&self) {
         self.check_sessions();
+        self.check_processes();
         self.check_queues();
         self.check_journal();
         self.check_outboxes();

@@ -13,7 +13,7 @@
 //! | `command`, `reply` | what can be asked, what is answered, what follows |
 //! | `state` | the machine, its bounds, the shapes in which it is read |
 //! | `apply` | one batch: lanes, machine time, one command after the other |
-//! | `sessions`, `queues`, `locks` | who lives, who waits, who holds |
+//! | `sessions`, `processes`, `queues`, `locks` | who lives, who waits, who holds |
 //! | `rows`, `commit`, `journal`, `outbox`, `tasks`, `keyed` | what is written, and under whose authority |
 //! | `views` | the reading side |
 //! | `table`, `tables`, `index` | how the state is kept |
@@ -38,6 +38,7 @@ mod journal;
 mod keyed;
 mod locks;
 mod outbox;
+mod processes;
 mod queues;
 mod rows;
 mod sessions;

@@ -134,7 +134,8 @@ pub enum Reply {
         /// A newer live incarnation under the same replica id (SPEC A3: `ReplicaIdShared`).
         shared_with: Option<Incarnation>,
     },
-    /// The session is not alive: never opened, closed, expired. It does not come back.
+    /// The session is not alive: never opened, closed, expired. It does not come back. To an
+    /// opening: the process it was for was declared dead.
     SessionExpired,
     /// A place in a queue.
     Ticket {
@@ -190,6 +191,8 @@ pub enum EndReason {
     Closed,
     /// It was not renewed in time.
     Expired,
+    /// Its process is certainly dead.
+    Dead,
 }
 
 /// A fact that follows from an entry.

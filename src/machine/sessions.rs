@@ -145,20 +145,23 @@ impl Machine {
         reason: EndReason,
         effects: &mut Vec<Effect>,
     ) {
-        let Some(record) = self.tables.sessions.remove(&session) else { return };
-        effects.push(Effect::SessionEnded { session, reason });
-        let held = self.index.holdings.remove(&session).unwrap_or_default();
-        if let Some(replicas) = self.index.replicas.get_mut(&record.prefix_id) {
-            replicas.remove(&session);
-            if replicas.is_empty() {
-                self.index.replicas.remove(&record.prefix_id);
-            }
-        }
+        self.end_sessions(&[session], reason, effects);
+    }
+
+    /// Ends live sessions together: none of them is given what another of them had.
+    pub(super) fn end_sessions(
+        &mut self,
+        sessions: &[Incarnation],
+        reason: EndReason,
+        effects: &mut Vec<Effect>,
+    ) {
+        let held: Vec<Holdings> =
+            sessions.iter().map(|session| self.forget_session(*session, reason, effects)).collect();
         let mut queues: Vec<Arc<QueueKey>> = Vec::new();
-        for key in held.tickets {
-            let queue = match self.tables.journal.contains(&key) {
-                true => self.rehome(key, effects),
-                false => self.end_ticket(key, effects),
+        for key in held.iter().flat_map(|held| &held.tickets) {
+            let queue = match self.tables.journal.contains(key) {
+                true => self.rehome(*key, effects),
+                false => self.end_ticket(*key, effects),
             };
             if queues.last() != Some(&queue) {
                 queues.push(queue);
@@ -167,15 +170,36 @@ impl Machine {
         for queue in queues {
             self.grant_head(&queue, effects);
         }
-        for chat in held.outboxes {
+        for chat in held.iter().flat_map(|held| &held.outboxes) {
             let owner = self.pick_replica(chat.prefix, &chat.chat);
-            self.set_outbox_owner(&chat, owner, effects);
+            self.set_outbox_owner(chat, owner, effects);
         }
-        for task in held.claims {
-            if let Some(task) = self.tables.tasks.get_mut(&task) {
+        for task in held.iter().flat_map(|held| &held.claims) {
+            if let Some(task) = self.tables.tasks.get_mut(task) {
                 task.claimed_by = None;
             }
         }
+    }
+
+    /// Takes a session out of the tables and answers what it had, which is nobody's now.
+    fn forget_session(
+        &mut self,
+        session: Incarnation,
+        reason: EndReason,
+        effects: &mut Vec<Effect>,
+    ) -> Holdings {
+        let Some(record) = self.tables.sessions.remove(&session) else {
+            return Holdings::default();
+        };
+        effects.push(Effect::SessionEnded { session, reason });
+        if let Some(replicas) = self.index.replicas.get_mut(&record.prefix_id) {
+            replicas.remove(&session);
+            if replicas.is_empty() {
+                self.index.replicas.remove(&record.prefix_id);
+            }
+        }
+        self.forget_process_of(session);
+        self.index.holdings.remove(&session).unwrap_or_default()
     }
 
     /// Gives a dead session's durable ticket to a live replica, or to nobody for now.

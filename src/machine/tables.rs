@@ -15,7 +15,7 @@ use super::state::{JournalRecord, Limits, LoadError, OutboxEntry};
 use super::stored::decode;
 use super::table::{CutTable, FrozenTable, Hashed, Shelf, Table};
 use super::{Grant, IdempotencyKey, QueueKey, Reply, RowKey, SessionKind};
-use crate::types::{Fence, Incarnation, NodeId, Prefix, Revision, TicketId};
+use crate::types::{Fence, Incarnation, NodeId, Prefix, ProcessToken, Revision, TicketId};
 
 /// The counters and settings: one record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -337,6 +337,10 @@ tables! {
     15 tasks: TaskKey => Task, Hashed, FEW;
     /// Answers to callers' idempotency keys.
     16 keyed: Arc<IdempotencyKey> => KeyedReply, Hashed, FEW;
+    /// The process of each session that named one.
+    17 processes: Incarnation => ProcessToken, Hashed, FEW;
+    /// Processes that are certainly dead, by the order in which that became known.
+    18 dead_processes: u64 => ProcessToken, Hashed, 1;
 }
 
 fn load_into<K, V, S>(table: &mut Table<K, V, S>, key: &[u8], value: &[u8]) -> Result<(), LoadError>

@@ -21,14 +21,18 @@ use super::membership::{self, Applicant, MembershipError};
 use super::node::Inner;
 use super::peers::{Lane, root_cause};
 use super::types::Peer;
-use super::{NodeStatus, Role, Status};
+use super::{NodeStatus, Role, Status, process};
 use crate::group::Unavailable;
-use crate::types::{NodeId, check_name};
+use crate::supervise::DEATH_PATH;
+use crate::types::{NameError, NodeId, ProcessToken, check_name};
 
 /// Marks a request that was passed on already.
 const HOP: &str = "botmesh-hop";
 /// How long a leader may take for what was passed on to it.
 const PASS_WITHIN: Duration = Duration::from_secs(20);
+/// How long a report of a death waits to be committed: an election, and a little more. Whoever
+/// reports tells all nodes, and again.
+const DECLARE_WITHIN: Duration = Duration::from_secs(2);
 /// The longest a join is waited for.
 const WAIT_MS_MAX: u64 = 10 * 60_000;
 
@@ -188,6 +192,21 @@ pub struct YieldAnswer {
     pub to: NodeId,
 }
 
+/// `POST /cluster/declare-dead`: whoever sends it has waited for the process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeathReport {
+    /// The token of the process, in hexadecimal digits.
+    pub process: String,
+}
+
+/// The answer to a report, once the group has committed it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeathAnswer {
+    /// How many sessions it had, as this node saw it.
+    pub sessions: usize,
+}
+
 /// The routes for people and programs.
 pub(crate) fn routes() -> Router<Arc<Inner>> {
     Router::new()
@@ -195,6 +214,7 @@ pub(crate) fn routes() -> Router<Arc<Inner>> {
         .route("/cluster/join", post(join))
         .route("/cluster/leave", post(leave))
         .route("/cluster/yield-leader", post(yield_leader))
+        .route(DEATH_PATH, post(declare_dead))
         .layer(DefaultBodyLimit::max(64 << 10))
 }
 
@@ -409,4 +429,19 @@ async fn yield_leader(
     };
     let yielded = membership::yield_leader(&member, request.to, Duration::from_secs(5)).await?;
     Ok(Json(YieldAnswer { from: yielded.from, to: yielded.to }))
+}
+
+async fn declare_dead(
+    State(inner): State<Arc<Inner>>,
+    body: Result<Json<DeathReport>, JsonRejection>,
+) -> Result<Json<DeathAnswer>, Problem> {
+    let report = taken(body)?;
+    let dead: ProcessToken = report.process.parse().map_err(|error: NameError| {
+        Problem::new(StatusCode::BAD_REQUEST, "bad_process", error.to_string())
+    })?;
+    let member = inner.member()?;
+    let sessions = member.state.read(|machine| machine.sessions_of(dead));
+    process::declare(&member, dead, DECLARE_WITHIN).await?;
+    tracing::info!(process = %dead, sessions, "a process is dead; what it held passes on");
+    Ok(Json(DeathAnswer { sessions }))
 }

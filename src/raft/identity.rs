@@ -6,6 +6,7 @@
 //!
 //! ```text
 //!   lock         flock of the process that has it open; its pid is the content
+//!   process      tokens of that process and of dead ones before it (see `process`)
 //!   identity     cluster, node id, name, peers: written once the group has admitted the node
 //!   boot         how often it has been opened, and a nonce of this opening (DESIGN 2)
 //!   quarantine   why it must not be used; there until the state was set aside
@@ -33,8 +34,9 @@ use uuid::Uuid;
 
 use super::files::{self, OpenError};
 use super::marker::Marker;
+use super::process::Occupancy;
 use crate::codec::{self, Kind};
-use crate::types::NodeId;
+use crate::types::{NodeId, ProcessToken};
 
 /// How long an opening waits for an earlier node of the same process to let go: its last task may
 /// outlive its shutdown by a moment.
@@ -107,8 +109,21 @@ struct Inner {
     identity: Mutex<Option<Identity>>,
     /// What `peer-boots` holds: (boot, nonce) by node.
     peer_boots: Mutex<BTreeMap<NodeId, (u64, Uuid)>>,
+    /// Who has it open; there once a node runs on it.
+    occupancy: Mutex<Option<Occupancy>>,
     /// Holds the flock for as long as anything of this directory is open.
-    _lock: File,
+    lock: Option<File>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let ended = self.occupancy.get_mut().take().map_or(Ok(()), |occupancy| occupancy.end());
+        if let Err(error) = ended {
+            // The next process would take this one for dead while it lives. It must not get in.
+            tracing::error!(%error, dir = %self.root.display(), "the directory stays locked");
+            std::mem::forget(self.lock.take());
+        }
+    }
 }
 
 impl DataDir {
@@ -154,7 +169,8 @@ impl DataDir {
             boot: Mutex::new(boot),
             identity: Mutex::new(identity),
             peer_boots: Mutex::new(peer_boots),
-            _lock: lock,
+            occupancy: Mutex::new(None),
+            lock: Some(lock),
         };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -167,6 +183,37 @@ impl DataDir {
     /// This opening.
     pub fn boot(&self) -> Boot {
         *self.inner.boot.lock()
+    }
+
+    /// Opens it for a node that runs in this process.
+    pub(crate) fn occupied(
+        root: &Path,
+        holder: &str,
+        process: ProcessToken,
+    ) -> Result<Self, OpenError> {
+        let dir = Self::open(root, holder)?;
+        dir.occupy(process)?;
+        Ok(dir)
+    }
+
+    /// Records the process that has it open, which its successor will know to be dead.
+    pub(crate) fn occupy(&self, process: ProcessToken) -> Result<(), OpenError> {
+        let mut occupancy = self.inner.occupancy.lock();
+        if let Some(lock) = &self.inner.lock {
+            *occupancy = Some(Occupancy::begin(&self.inner.root, lock, process)?);
+        }
+        Ok(())
+    }
+
+    /// Processes that had it open, are certainly dead, and may not be known to be.
+    pub(crate) fn predecessors(&self) -> Vec<ProcessToken> {
+        let occupancy = self.inner.occupancy.lock();
+        occupancy.as_ref().map_or_else(Vec::new, |occupancy| occupancy.predecessors.clone())
+    }
+
+    /// The group knows of their death.
+    pub(crate) fn predecessors_declared(&self) -> Result<(), OpenError> {
+        self.inner.occupancy.lock().as_mut().map_or(Ok(()), Occupancy::declared)
     }
 
     /// Who this was before its state was set aside, until a group has taken it in again. Such a
@@ -314,7 +361,7 @@ fn take_lock(root: &Path, holder: &str) -> Result<File, OpenError> {
     Ok(file)
 }
 
-fn load<T: DeserializeOwned>(path: &Path, kind: Kind) -> Result<Option<T>, OpenError> {
+pub(super) fn load<T: DeserializeOwned>(path: &Path, kind: Kind) -> Result<Option<T>, OpenError> {
     let bytes = files::read(path).map_err(OpenError::io(path, "reading"))?;
     bytes
         .map(|bytes| codec::open(kind, &bytes))
@@ -322,7 +369,11 @@ fn load<T: DeserializeOwned>(path: &Path, kind: Kind) -> Result<Option<T>, OpenE
         .map_err(|error| OpenError::Damaged { path: path.to_owned(), why: error.to_string() })
 }
 
-fn store<T: Serialize + ?Sized>(path: &Path, kind: Kind, value: &T) -> Result<(), OpenError> {
+pub(super) fn store<T: Serialize + ?Sized>(
+    path: &Path,
+    kind: Kind,
+    value: &T,
+) -> Result<(), OpenError> {
     files::replace(path, &codec::seal(kind, value)).map_err(OpenError::io(path, "writing"))
 }
 

@@ -23,7 +23,7 @@ use super::wire::{ForwardAnswer, ReadIndex, ReadIndexAnswer};
 use super::{Role, Timing};
 use crate::clock::{BootInstant, Clock};
 use crate::group::Unavailable;
-use crate::machine::{BatchReply, ClientId};
+use crate::machine::{BatchReply, ClientId, Command};
 use crate::types::NodeId;
 
 /// A leader that was not heard for this many heartbeats is not asked.
@@ -207,6 +207,19 @@ impl Member {
             ServerState::Candidate => Role::Candidate,
             ServerState::Follower => Role::Follower,
             ServerState::Learner | ServerState::Shutdown => Role::Learner,
+        }
+    }
+
+    /// The lease a command renews: such a command must not be delivered late (DESIGN 3 rule 10).
+    pub(crate) fn lease_renewed(&self, command: &Command) -> Option<Duration> {
+        match command {
+            Command::RenewSession { session, .. } => {
+                let view = self.state.read(|machine| machine.session(*session));
+                view.map(|view| Duration::from_millis(view.lease_ms))
+            }
+            Command::RenewLock { ttl_ms, .. } => Some(Duration::from_millis(*ttl_ms)),
+            Command::Keyed { command, .. } => self.lease_renewed(command),
+            _ => None,
         }
     }
 

@@ -15,6 +15,7 @@ mod network;
 mod node;
 mod options;
 mod peers;
+mod process;
 mod proposals;
 mod secret;
 mod server;
@@ -28,7 +29,8 @@ mod watch;
 mod wire;
 
 pub use cluster::{
-    JoinAnswer, JoinRequest, LeaveAnswer, LeaveRequest, Problem, YieldAnswer, YieldRequest,
+    DeathAnswer, DeathReport, JoinAnswer, JoinRequest, LeaveAnswer, LeaveRequest, Problem,
+    YieldAnswer, YieldRequest,
 };
 pub use files::OpenError;
 pub use hooks::ApplyHook;

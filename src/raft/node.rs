@@ -38,12 +38,13 @@ use super::state_store::{StateOptions, StateStore};
 use super::types::Peer;
 use super::{
     ApplyHook, NodeOptions, OpenError, Readiness, Start, Status, bootstrap, cluster, membership,
-    server, watch as watching,
+    process, server, watch as watching,
 };
 use crate::clock::{BootInstant, Clock};
 use crate::group::{ExecuteError, Group, Unavailable, Wakeups};
 use crate::machine::{Batch, BatchReply, Command, Effect, Machine, Reply};
-use crate::types::{NodeId, check_name};
+use crate::supervise::{self, Link, OrphanError};
+use crate::types::{NodeId, ProcessToken, check_name};
 
 /// The founder's id; every other is allocated by the group (DESIGN 2).
 const FOUNDER: NodeId = 1;
@@ -67,6 +68,9 @@ pub enum NodeError {
         /// The directory.
         dir: String,
     },
+    /// The parent that started this process has ended.
+    #[error(transparent)]
+    Orphan(#[from] OrphanError),
     /// Raft did not start.
     #[error("starting Raft failed: {0}")]
     Raft(String),
@@ -81,7 +85,7 @@ pub enum NodeError {
 /// How far a node is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// It looks for its group; in words, what it waits for.
+    /// It looks for its group; what it waits for.
     Seeking(String),
     /// It belongs to a group.
     Member,
@@ -97,6 +101,10 @@ pub(crate) struct Inner {
     pub(crate) options: NodeOptions,
     pub(crate) clients: Clients,
     wakeups: Wakeups,
+    /// Names the process it runs in.
+    process: ProcessToken,
+    /// The parent that waits for it.
+    pub(crate) link: Option<Arc<Link>>,
     /// Let go at shutdown, so that the same process may open the directory again.
     dir: Mutex<Option<DataDir>>,
     /// There from the moment the node belongs to a group until its shutdown.
@@ -124,14 +132,21 @@ impl Node {
             bootstrap::check_expected(*count, peers, &options.advertise)
                 .map_err(NodeError::Options)?;
         }
+        let link = supervise::attach()?;
+        let process = link.as_ref().map_or_else(ProcessToken::random, |link| link.token());
         let clients = Clients::new(&options.secret, &options.timing)
             .map_err(|error| NodeError::Options(error.to_string()))?;
         let holder = format!("node {} at {}", options.name, options.advertise);
         let root = options.dir.clone();
-        let dir = blocking(move || DataDir::open(&root, &holder)).await?;
+        let dir = blocking(move || DataDir::occupied(&root, &holder, process)).await?;
+        if let Some(link) = &link {
+            link.start();
+        }
         let inner = Arc::new(Inner {
             clients,
             wakeups: Wakeups::new(),
+            process,
+            link,
             dir: Mutex::new(Some(dir.clone())),
             member: RwLock::new(None),
             empty: Machine::new(options.machine),
@@ -452,6 +467,7 @@ impl Inner {
             self.tasks.spawn(async move { proposals.run_lane(lane, &carrier).await });
         }
         watching::spawn(self, &member);
+        process::spawn(self, &member);
         *self.member.write() = Some(member);
         self.phase.send_replace(Phase::Member);
     }
@@ -515,7 +531,7 @@ impl Group for Node {
         deadline: BootInstant,
     ) -> Result<Reply, ExecuteError> {
         let member = self.inner.member().map_err(ExecuteError::NotExecuted)?;
-        let renewal = lease_renewed(&command, &member);
+        let renewal = member.lease_renewed(&command);
         member.proposals.execute(command, renewal, deadline, || member.hindrance()).await
     }
 
@@ -560,18 +576,9 @@ impl Group for Node {
     fn is_durable(&self) -> bool {
         true
     }
-}
 
-/// The lease a command renews: such a command must not be delivered late (DESIGN 3 rule 10).
-fn lease_renewed(command: &Command, member: &Member) -> Option<Duration> {
-    match command {
-        Command::RenewSession { session, .. } => {
-            let view = member.state.read(|machine| machine.session(*session));
-            view.map(|view| Duration::from_millis(view.lease_ms))
-        }
-        Command::RenewLock { ttl_ms, .. } => Some(Duration::from_millis(*ttl_ms)),
-        Command::Keyed { command, .. } => lease_renewed(command, member),
-        _ => None,
+    fn process(&self) -> Option<ProcessToken> {
+        Some(self.inner.process)
     }
 }
 

@@ -527,7 +527,10 @@ fn lane_of(command: &Command, lanes: u16) -> u16 {
         Command::PutTask { prefix, id, .. }
         | Command::ClaimTask { prefix, id, .. }
         | Command::FinishTask { prefix, id, .. } => (prefix, id).hash(&mut hasher),
-        Command::Keyed { command, .. } => return lane_of(command, lanes),
+        Command::Keyed { command, .. } | Command::ForProcess { command, .. } => {
+            return lane_of(command, lanes);
+        }
+        Command::DeclareDead { process } => process.hash(&mut hasher),
         Command::DeadLetter { prefix, .. } => prefix.hash(&mut hasher),
     }
     (hasher.finish() % u64::from(lanes)) as u16
@@ -552,7 +555,9 @@ fn weight(command: &Command) -> usize {
             SMALL + messages + cursor.as_deref().map_or(0, weight)
         }
         Command::PutTask { body, .. } => SMALL + body.len(),
-        Command::Keyed { command, .. } => SMALL + weight(command),
+        Command::Keyed { command, .. } | Command::ForProcess { command, .. } => {
+            SMALL + weight(command)
+        }
         _ => SMALL,
     }
 }

@@ -1,33 +1,63 @@
-//! The small parent process: starts nodes, waits for them, starts them again.
+//! The small parent process: starts programs, waits for them, tells the group when one is dead,
+//! starts them again.
 //!
-//! Problem: a parent must leave no orphan, whatever ends it, and must not turn a node that dies at
-//! once into a busy loop. Idea: it is one loop a child (spawn → wait → back off), all on one
-//! thread. The thread matters: a child asks the kernel to be killed with its parent
-//! ([`die_with_parent`]), and the kernel means the *thread* that spawned it. So [`run`] has to be
-//! polled on the main thread, which lives as long as the process.
+//! Problem: a dead replica looks like a slow one until its lease ends. But its parent *knows*: it has
+//! waited for the process. It must not be mistaken, ever; it must leave no orphan, whatever ends it;
+//! and it must not turn a program that dies at once into a busy loop. Idea: one loop a child (spawn
+//! → wait → report → back off), all on one thread. The thread matters: a child asks the kernel to be
+//! killed with its parent ([`attach`]), and the kernel means the *thread* that spawned it. So
+//! [`run`] has to be polled on the main thread, which lives as long as the process.
 //!
-//! Invariants: a pid is signalled only while its process has not been waited for, so never a
-//! stranger's; a child's output is read until it ends and kept in a bounded file; after [`run`]
+//! ```text
+//!   parent ──spawn──► child ──connects──► parent: is it the process I wait for? ──► its token
+//!                       └─ opens its sessions in the group under the token, says who the others are
+//!   parent ──waited──► POST /cluster/declare-dead {token} ──► all the others at once
+//! ```
+//!
+//! Invariants: a death is reported only after `waitpid` has told it, and only of a process that was
+//! given its token by the kernel's word that it is this one; a pid is signalled only while its
+//! process has not been waited for; a child's output is kept in a bounded file; after [`run`]
 //! returns no child is left.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `children` | waiting, stops, orphans |
+//! | `keeper` | one child, life after life |
+//! | `link` | what the two say to each other, and the parent's end |
+//! | `attach` | the child's end |
+//! | `report` | telling the survivors |
+//! | `log` | the output file |
 
+mod attach;
+mod children;
+mod keeper;
+mod link;
 mod log;
-mod orphan;
+mod report;
 
 use std::path::PathBuf;
-use std::process::{ExitStatus, Stdio};
+use std::process::ExitStatus;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use parking_lot::Mutex;
-use rustix::process::{Pid, Signal, kill_process};
-use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
-use tokio::process::{Child, Command};
 use tokio::sync::{mpsc, watch};
-use tokio::time::Instant;
 
-use log::LogFile;
+use children::Children;
+use keeper::Keeper;
+use report::Reporter;
 
-pub use orphan::{OrphanError, PARENT_VARIABLE, die_with_parent};
+pub use attach::{Link, OrphanError, PARENT_VARIABLE, attach};
+pub use link::{Contacts, SOCKET_VARIABLE};
+pub use report::DEATH_PATH;
+
+/// Where a child's output goes.
+#[derive(Clone, Debug)]
+pub enum Output {
+    /// To this file; rotated once to `FILE.1`. Warnings in it are told as events too.
+    Log(PathBuf),
+    /// Where the parent's own goes.
+    Inherited,
+}
 
 /// One child.
 #[derive(Clone, Debug)]
@@ -38,10 +68,10 @@ pub struct Spec {
     pub program: PathBuf,
     /// Its arguments.
     pub arguments: Vec<String>,
-    /// Where its output goes; rotated once to `FILE.1`.
-    pub log: PathBuf,
-    /// The file in which the child keeps its pid; removed when the child has ended.
-    pub pid_file: PathBuf,
+    /// Where its output goes.
+    pub output: Output,
+    /// The file in which the child keeps its pid, if it does; removed when the child has ended.
+    pub pid_file: Option<PathBuf>,
 }
 
 /// What to supervise, and how.
@@ -53,6 +83,10 @@ pub struct Options {
     pub restart: bool,
     /// How long a child may take to end by itself before it is killed.
     pub grace: Duration,
+    /// Whether deaths are reported to the group.
+    pub report: bool,
+    /// A child that is stopped, or silent after it gave signs of life, for so long is killed.
+    pub hang_kill: Option<Duration>,
 }
 
 /// What the parent is told to do.
@@ -60,6 +94,8 @@ pub struct Options {
 pub enum Order {
     /// Keep them running.
     Run,
+    /// SIGINT, and SIGKILL after the grace.
+    Interrupt,
     /// SIGTERM, and SIGKILL after the grace.
     Stop,
     /// SIGKILL.
@@ -92,6 +128,37 @@ pub enum Event {
         /// When it is started again; `None` = never.
         again_in: Option<Duration>,
     },
+    /// A process that is not the one waited for asked for the child's token and was refused: what
+    /// it does in the group is not known to end with the child.
+    Stranger {
+        /// The child's name.
+        name: String,
+        /// Who asked.
+        pid: u32,
+        /// Who is waited for.
+        child: u32,
+    },
+    /// A child hangs and is killed.
+    Hangs {
+        /// Its name.
+        name: String,
+        /// How that shows.
+        why: &'static str,
+    },
+    /// The group has committed that a child is dead.
+    Reported {
+        /// Its name.
+        name: String,
+        /// How long that took.
+        took: Duration,
+    },
+    /// The group could not be told; the child's lease decides.
+    Unreported {
+        /// Its name.
+        name: String,
+        /// Why.
+        why: String,
+    },
     /// A child wrote a warning, an error or a panic.
     Warned {
         /// Its name.
@@ -111,159 +178,29 @@ const WELL_AFTER: Duration = Duration::from_secs(10);
 /// Runs the children until ordered to stop, or until all have ended for good. Poll it on the main
 /// thread (see the module).
 pub async fn run(options: Options, orders: watch::Receiver<Order>, events: mpsc::Sender<Event>) {
+    let reporter = options.report.then(Reporter::new).transpose().unwrap_or_else(|why| {
+        tracing::warn!(why, "death reports are off");
+        None
+    });
+    let children = Children::new();
     let keepers = options.children.iter().map(|spec| {
         let keeper = Keeper {
             spec,
-            restart: options.restart,
-            grace: options.grace,
+            options: &options,
+            children: &children,
             orders: orders.clone(),
             events: events.clone(),
+            reporter: reporter.clone(),
         };
         keeper.keep()
     });
-    join_all(keepers).await;
-}
-
-struct Keeper<'a> {
-    spec: &'a Spec,
-    restart: bool,
-    grace: Duration,
-    orders: watch::Receiver<Order>,
-    events: mpsc::Sender<Event>,
-}
-
-impl Keeper<'_> {
-    async fn keep(mut self) {
-        let mut pause = PAUSE_MIN;
-        while *self.orders.borrow() == Order::Run {
-            let started = Instant::now();
-            let ended = self.once().await;
-            if started.elapsed() >= WELL_AFTER {
-                pause = PAUSE_MIN;
-            }
-            let goes_on = self.restart && *self.orders.borrow() == Order::Run;
-            let name = self.spec.name.clone();
-            self.tell(match ended {
-                Ok(status) => Event::Ended { name, status, again_in: goes_on.then_some(pause) },
-                Err(why) => Event::Failed { name, why },
-            });
-            if !goes_on {
-                return;
-            }
-            tokio::select! {
-                () = tokio::time::sleep(pause) => {}
-                _ = self.orders.wait_for(|order| *order != Order::Run) => return,
-            }
-            pause = (pause * 2).min(PAUSE_MAX);
-        }
-    }
-
-    /// One life of the child.
-    async fn once(&mut self) -> Result<ExitStatus, String> {
-        let mut child = self.spawn()?;
-        if let Some(pid) = child.id() {
-            self.tell(Event::Started { name: self.spec.name.clone(), pid });
-        }
-        let out = child.stdout.take();
-        let err = child.stderr.take();
-        let log = LogFile::open(&self.spec.log)
-            .map_err(|error| format!("cannot write {}: {error}", self.spec.log.display()))?;
-        let log = Mutex::new(log);
-        let orders = self.orders.clone();
-        // Output is read to its end before the child counts as ended: its last words are the ones
-        // that say why.
-        let (status, (), ()) = tokio::join!(
-            wait(&mut child, orders, self.grace),
-            self.copy(out, &log),
-            self.copy(err, &log)
-        );
-        let status = status.map_err(|error| format!("cannot wait for it: {error}"))?;
-        // Nobody else may be taken for this process once its number is used again.
-        let _ = std::fs::remove_file(&self.spec.pid_file);
-        Ok(status)
-    }
-
-    fn spawn(&self) -> Result<Child, String> {
-        Command::new(&self.spec.program)
-            .args(&self.spec.arguments)
-            .env(PARENT_VARIABLE, std::process::id().to_string())
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            // A group of its own: Ctrl-C of the terminal reaches the parent only, which stops its
-            // children in order.
-            .process_group(0)
-            .kill_on_drop(true)
-            .spawn()
-            .map_err(|error| format!("cannot start {}: {error}", self.spec.program.display()))
-    }
-
-    async fn copy(&self, from: Option<impl AsyncRead + Unpin>, log: &Mutex<LogFile>) {
-        let Some(from) = from else { return };
-        let mut reader = BufReader::new(from);
-        let mut line = Vec::new();
-        loop {
-            line.clear();
-            // A read error of a pipe means that nothing more comes.
-            match reader.read_until(b'\n', &mut line).await {
-                Ok(0) | Err(_) => return,
-                Ok(_) => {}
-            }
-            log.lock().write(&line);
-            let text = String::from_utf8_lossy(&line);
-            let text = text.trim_end();
-            if is_warning(text) {
-                self.tell(Event::Warned { name: self.spec.name.clone(), line: text.to_owned() });
-            }
-        }
-    }
-
-    /// Events are for people to read; when nobody keeps up, the log file has it all.
-    fn tell(&self, event: Event) {
-        let _ = self.events.try_send(event);
-    }
-}
-
-/// Waits for the child's end, and brings it about where ordered.
-async fn wait(
-    child: &mut Child,
-    mut orders: watch::Receiver<Order>,
-    grace: Duration,
-) -> std::io::Result<ExitStatus> {
+    let keepers = join_all(keepers);
     tokio::select! {
-        status = child.wait() => return status,
-        // A closed channel means that whoever gives orders is gone: stop.
-        _ = orders.wait_for(|order| *order != Order::Run) => {}
+        // First, so that the signal is caught before the first child is started.
+        biased;
+        error = children.watch() => tracing::error!(%error, "children cannot be waited for"),
+        _ = keepers => {}
     }
-    if *orders.borrow() == Order::Stop {
-        signal(child, Signal::TERM);
-        tokio::select! {
-            status = child.wait() => return status,
-            _ = orders.wait_for(|order| *order == Order::Kill) => {}
-            () = tokio::time::sleep(grace) => {}
-        }
-    }
-    signal(child, Signal::KILL);
-    child.wait().await
-}
-
-/// `id()` is there only until the child was waited for, so the pid is still this child's.
-fn signal(child: &Child, signal: Signal) {
-    let pid = child.id().and_then(|pid| Pid::from_raw(pid.cast_signed()));
-    if let Some(pid) = pid {
-        // It may have ended this instant; then there is nothing to signal.
-        let _ = kill_process(pid, signal);
-    }
-}
-
-/// Whether a line is worth the console: levels of `tracing`, a panic, or the closing error line.
-/// openraft warns at every failed attempt to reach a peer; those stay in the log.
-fn is_warning(line: &str) -> bool {
-    let head: String = line.chars().take(48).collect();
-    head.contains(" WARN ") && !head.contains(" WARN openraft")
-        || head.contains(" ERROR ")
-        || head.starts_with("error: ")
-        || head.contains("panicked at")
 }
 
 #[cfg(test)]

@@ -1,3 +1,6 @@
+use std::time::Instant;
+
+use super::log::{self, LogFile};
 use super::*;
 
 struct Bench {
@@ -10,18 +13,27 @@ struct Bench {
 
 impl Bench {
     fn start(script: &str, restart: bool) -> Self {
+        Self::with(script, restart, None)
+    }
+
+    fn log(&self) -> String {
+        log_of(&self.spec)
+    }
+
+    fn with(script: &str, restart: bool, hang_kill: Option<Duration>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let spec = Spec {
             name: "n1".to_owned(),
             program: "/bin/sh".into(),
             arguments: vec!["-c".to_owned(), script.to_owned()],
-            log: dir.path().join("n1/log"),
-            pid_file: dir.path().join("n1/pid"),
+            output: Output::Log(dir.path().join("n1/log")),
+            pid_file: Some(dir.path().join("n1/pid")),
         };
         let (orders, receiver) = watch::channel(Order::Run);
         let (sender, events) = mpsc::channel(64);
         let grace = Duration::from_secs(30);
-        let options = Options { children: vec![spec.clone()], restart, grace };
+        let (children, report) = (vec![spec.clone()], false);
+        let options = Options { children, restart, grace, report, hang_kill };
         let running = tokio::spawn(run(options, receiver, sender));
         Self { _dir: dir, spec, orders, events, running }
     }
@@ -116,7 +128,7 @@ async fn n1_output_goes_to_the_log_and_warnings_to_the_console() {
     }
     assert_eq!(warned.len(), 2, "{warned:?}");
     assert!(warned[0].ends_with("careful") && warned[1] == "error: no");
-    let log = std::fs::read_to_string(&bench.spec.log).unwrap();
+    let log = bench.log();
     assert!(log.contains("plain\n") && log.contains("careful\n"), "{log}");
 }
 
@@ -125,10 +137,11 @@ async fn n1_the_pid_file_goes_with_the_process() {
     let mut bench = Bench::start("trap 'exit 0' TERM; echo up; while :; do sleep 0.05; done", true);
     bench.started().await;
     wait_for_log(&bench.spec, "up").await;
-    std::fs::write(&bench.spec.pid_file, "1").unwrap();
+    let pid_file = bench.spec.pid_file.clone().unwrap();
+    std::fs::write(&pid_file, "1").unwrap();
     bench.orders.send(Order::Stop).unwrap();
     bench.running.await.unwrap();
-    assert!(!bench.spec.pid_file.exists());
+    assert!(!pid_file.exists());
 }
 
 #[test]
@@ -148,9 +161,106 @@ fn the_log_file_is_bounded() {
 
 async fn wait_for_log(spec: &Spec, word: &str) {
     let found = async {
-        while !std::fs::read_to_string(&spec.log).is_ok_and(|log| log.contains(word)) {
+        while !log_of(spec).contains(word) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
     tokio::time::timeout(Duration::from_secs(20), found).await.expect("the child runs");
+}
+
+fn log_of(spec: &Spec) -> String {
+    let Output::Log(path) = &spec.output else { panic!("it goes to a file") };
+    std::fs::read_to_string(path).unwrap_or_default()
+}
+
+#[tokio::test]
+async fn e6_a_stopped_child_is_killed_where_asked_for() {
+    let hang_kill = Some(Duration::from_millis(300));
+    let mut bench = Bench::with("echo up; kill -STOP $$; echo no", false, hang_kill);
+    bench.started().await;
+    loop {
+        match bench.next().await {
+            Event::Hangs { why, .. } => assert_eq!(why, "it is stopped"),
+            Event::Ended { status, .. } => {
+                assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9));
+                break;
+            }
+            _ => {}
+        }
+    }
+    bench.running.await.unwrap();
+
+    // Going on in time is life.
+    let script = "(sleep 0.1; kill -CONT $$) & kill -STOP $$; wait; sleep 0.5; exit 4";
+    let mut bench = Bench::with(script, false, Some(Duration::from_millis(400)));
+    bench.started().await;
+    assert_eq!(bench.ended().await.0.code(), Some(4));
+    bench.running.await.unwrap();
+}
+
+/// Whoever asks is told what the kernel says of it: this test's own process is not the child.
+#[tokio::test]
+async fn e6_only_the_process_that_is_waited_for_gets_the_token() {
+    use std::io::{BufRead, BufReader};
+    let mut bench = Bench::start("echo $BOTMESH__SUPERVISOR; while :; do sleep 0.05; done", true);
+    let child = bench.started().await;
+    wait_for_log(&bench.spec, "botmesh-").await;
+    let name = bench.log().trim().to_owned();
+    let answer = tokio::task::spawn_blocking(move || {
+        let address = link::address(&name).unwrap();
+        let stream = std::os::unix::net::UnixStream::connect_addr(&address).unwrap();
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line).unwrap();
+        line
+    });
+    let answer = answer.await.unwrap();
+    assert!(answer.contains("refused") && answer.contains(&child.to_string()), "{answer}");
+    let (found, waited) = loop {
+        if let Event::Stranger { pid, child, .. } = bench.next().await {
+            break (pid, child);
+        }
+    };
+    assert_eq!((found, waited), (std::process::id(), child));
+    bench.orders.send(Order::Kill).unwrap();
+    bench.running.await.unwrap();
+}
+
+/// The child of the next test: gives signs of life for a while, then blocks its only thread.
+#[test]
+#[ignore = "runs as the child of the other tests here"]
+fn gives_signs_of_life_and_hangs() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let link = attach().unwrap().expect("the parent waits for this process");
+        link.start();
+        println!("up {}", link.token());
+        tokio::time::sleep(Duration::from_millis(600)).await;
+        println!("blocks");
+        loop {
+            std::thread::park();
+        }
+    });
+}
+
+#[tokio::test]
+async fn e6_a_silent_child_is_killed_where_asked_for() {
+    let program = std::env::current_exe().unwrap();
+    let name = "supervise::tests::gives_signs_of_life_and_hangs";
+    let script = format!("exec {} --exact {name} --ignored --nocapture", program.display());
+    let mut bench = Bench::with(&script, false, Some(Duration::from_millis(500)));
+    let began = Instant::now();
+    bench.started().await;
+    loop {
+        match bench.next().await {
+            Event::Hangs { why, .. } => assert_eq!(why, "it is silent"),
+            Event::Ended { status, .. } => {
+                assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9));
+                break;
+            }
+            _ => {}
+        }
+    }
+    assert!(began.elapsed() > Duration::from_millis(1_000), "not while it gave signs of life");
+    assert!(bench.log().contains("blocks"), "{}", bench.log());
+    bench.running.await.unwrap();
 }

@@ -122,10 +122,15 @@ fn ops(model: &Model) -> impl Strategy<Value = Op> + use<> {
     ]
 }
 
+fn processes() -> impl Strategy<Value = ProcessToken> {
+    (0..6_u128).prop_map(ProcessToken)
+}
+
 /// Commands on sessions, queues and locks.
 fn turns(model: &Model) -> BoxedStrategy<Command> {
     let kinds = select(&[SessionKind::Replica, SessionKind::Replica, SessionKind::Remote][..]);
     let open = (kinds, select(&["n1", "n2", ""][..]), 0..2_000_u64);
+    let open_again = open.clone();
     let seqs = prop_oneof![2 => Just(None), 1 => (0..4_u64).prop_map(Some)];
     let tokens = || (select(&["k", "m"][..]), sessions(model), 0..2_000_u64);
     prop_oneof![
@@ -133,6 +138,12 @@ fn turns(model: &Model) -> BoxedStrategy<Command> {
             let replica = replica.to_owned();
             Command::OpenSession { prefix: p(), kind, replica, node: 1, lease_ms }
         }),
+        2 => (open_again, processes()).prop_map(|((kind, replica, lease_ms), process)| {
+            let replica = replica.to_owned();
+            let command = Command::OpenSession { prefix: p(), kind, replica, node: 1, lease_ms };
+            Command::ForProcess { process, command: command.into() }
+        }),
+        1 => processes().prop_map(|process| Command::DeclareDead { process }),
         2 => (sessions(model), seqs)
             .prop_map(|(session, seq)| Command::RenewSession { session, seq }),
         1 => sessions(model).prop_map(|session| Command::CloseSession { session }),
@@ -262,6 +273,12 @@ impl Subject {
 
     fn agree(&self, model: &Model) {
         let machine = &self.kit.machine;
+        for process in (0..6).map(ProcessToken) {
+            assert_eq!(machine.is_dead(process), model.dead_processes.contains(&process));
+        }
+        for life in &model.sessions {
+            assert_eq!(machine.process_of(life.id), life.process);
+        }
         let lives: Vec<_> = machine.sessions().iter().map(|s| (s.session, s.kind, s.seq)).collect();
         assert!(lives.into_iter().eq(model.sessions.iter().map(|s| (s.id, s.kind, s.seq))));
         for place in &model.tickets {

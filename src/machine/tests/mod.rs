@@ -4,6 +4,7 @@ mod against_model;
 mod kit;
 mod model;
 mod model_writes;
+mod processes;
 mod stored;
 mod transcript;
 mod turns;

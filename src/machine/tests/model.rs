@@ -15,6 +15,7 @@ pub(crate) struct Life {
     lease_ms: u64,
     pub(crate) seq: u64,
     lock: Option<QueueKey>,
+    pub(crate) process: Option<ProcessToken>,
 }
 
 #[derive(Clone, Debug)]
@@ -74,6 +75,8 @@ pub(crate) struct Model {
     pub(super) senders: Vec<(String, Incarnation)>,
     pub(crate) jobs: Vec<Job>,
     pub(super) keyed: Vec<(IdempotencyKey, [u8; 16], Reply, u64)>,
+    /// Dead processes, oldest first.
+    pub(crate) dead_processes: Vec<ProcessToken>,
     /// What the last command answered and granted.
     pub(crate) reply: Reply,
     pub(crate) granted: Vec<(Incarnation, TicketId, Grant)>,
@@ -99,6 +102,7 @@ impl Model {
             senders: Vec::new(),
             jobs: Vec::new(),
             keyed: Vec::new(),
+            dead_processes: Vec::new(),
             reply: Reply::Done,
             granted: Vec::new(),
         }
@@ -179,6 +183,8 @@ impl Model {
             }
             Command::Keyed { key, fingerprint, command } => self.keyed(key, fingerprint, command),
             Command::DeadLetter { ticket, retry, .. } => self.dead_letter(*ticket, *retry),
+            Command::ForProcess { process, command } => self.for_process(*process, command),
+            Command::DeclareDead { process } => self.declare_dead(*process),
         }
     }
 
@@ -207,6 +213,7 @@ impl Model {
             lease_ms,
             seq: 0,
             lock: None,
+            process: None,
         });
         Some(id)
     }
@@ -267,9 +274,44 @@ impl Model {
     }
 
     fn end(&mut self, session: Incarnation) -> Reply {
-        self.sessions.retain(|life| life.id != session);
-        let owned = self.tickets.iter().filter(|place| place.owner == Some(session));
-        let owned: Vec<Place> = owned.cloned().collect();
+        self.end_all(&[session])
+    }
+
+    fn for_process(&mut self, process: ProcessToken, command: &Command) -> Reply {
+        if !matches!(command, Command::OpenSession { .. }) {
+            return self.run(command);
+        }
+        if self.dead_processes.contains(&process) {
+            return Reply::SessionExpired;
+        }
+        let reply = self.run(command);
+        if let Reply::Session { session, .. } = reply {
+            self.life_mut(session).process = Some(process);
+        }
+        reply
+    }
+
+    fn declare_dead(&mut self, process: ProcessToken) -> Reply {
+        if !self.dead_processes.contains(&process) {
+            let its = self.sessions.iter().filter(|life| life.process == Some(process));
+            let its: Vec<Incarnation> = its.map(|life| life.id).collect();
+            self.end_all(&its);
+            self.dead_processes.push(process);
+            if self.dead_processes.len() > 3 {
+                self.dead_processes.remove(0);
+            }
+        }
+        Reply::Done
+    }
+
+    fn end_all(&mut self, sessions: &[Incarnation]) -> Reply {
+        self.sessions.retain(|life| !sessions.contains(&life.id));
+        // As the sessions go, and for each of them as its tickets stand.
+        let owned = |session: &Incarnation| {
+            let session = Some(*session);
+            self.tickets.iter().filter(move |place| place.owner == session).cloned()
+        };
+        let owned: Vec<Place> = sessions.iter().flat_map(owned).collect();
         for place in &owned {
             if place.message.is_some() {
                 let owner = self.pick(&place.queue.name);
@@ -282,13 +324,15 @@ impl Model {
         for place in owned {
             self.grant(&place.queue);
         }
-        let (kept, lost): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.senders).into_iter().partition(|(_, owner)| *owner != session);
+        let (kept, lost): (Vec<_>, Vec<_>) = std::mem::take(&mut self.senders)
+            .into_iter()
+            .partition(|(_, owner)| !sessions.contains(owner));
         self.senders = kept;
         for (chat, _) in lost {
             self.senders.extend(self.pick(&chat).map(|owner| (chat, owner)));
         }
-        for job in self.jobs.iter_mut().filter(|job| job.claimed_by == Some(session)) {
+        let claimed = |job: &&mut Job| job.claimed_by.is_some_and(|by| sessions.contains(&by));
+        for job in self.jobs.iter_mut().filter(claimed) {
             job.claimed_by = None;
         }
         Reply::Done

@@ -60,6 +60,11 @@ fn parse(words: &[&str]) -> Command {
     };
     match *words {
         ["open", name] => open(SessionKind::Replica, name),
+        ["open", name, "of", process] => Command::ForProcess {
+            process: ProcessToken(number(process).into()),
+            command: open(SessionKind::Replica, name).into(),
+        },
+        ["died", process] => Command::DeclareDead { process: ProcessToken(number(process).into()) },
         ["open-remote"] => open(SessionKind::Remote, ""),
         ["renew", who] => Command::RenewSession { session: session(who), seq: None },
         ["close", who] => Command::CloseSession { session: session(who) },
