@@ -58,26 +58,41 @@ pub(super) trait Shelf<K, V>: Clone + Default {
         V: 'a;
 }
 
+/// Both kinds of map do this alike, under the same names.
+macro_rules! as_the_map_does {
+    () => {
+        fn find<Q>(&self, key: &Q) -> Option<(&K, &V)>
+        where
+            K: Borrow<Q>,
+            Q: Ord + Hash + ?Sized,
+        {
+            self.get_key_value(key)
+        }
+
+        fn find_mut<Q>(&mut self, key: &Q) -> Option<&mut V>
+        where
+            K: Borrow<Q>,
+            Q: Ord + Hash + ?Sized,
+        {
+            self.get_mut(key)
+        }
+
+        fn put(&mut self, key: K, value: V) -> Option<V> {
+            self.insert(key, value)
+        }
+
+        fn all<'a>(&'a self) -> impl Iterator<Item = (&'a K, &'a V)>
+        where
+            K: 'a,
+            V: 'a,
+        {
+            self.iter()
+        }
+    };
+}
+
 impl<K: Ord + Clone, V: Clone> Shelf<K, V> for BTreeMap<K, V> {
-    fn find<Q>(&self, key: &Q) -> Option<(&K, &V)>
-    where
-        K: Borrow<Q>,
-        Q: Ord + Hash + ?Sized,
-    {
-        self.get_key_value(key)
-    }
-
-    fn find_mut<Q>(&mut self, key: &Q) -> Option<&mut V>
-    where
-        K: Borrow<Q>,
-        Q: Ord + Hash + ?Sized,
-    {
-        self.get_mut(key)
-    }
-
-    fn put(&mut self, key: K, value: V) -> Option<V> {
-        self.insert(key, value)
-    }
+    as_the_map_does!();
 
     fn take<Q>(&mut self, key: &Q) -> Option<(K, V)>
     where
@@ -86,36 +101,10 @@ impl<K: Ord + Clone, V: Clone> Shelf<K, V> for BTreeMap<K, V> {
     {
         self.remove_entry(key)
     }
-
-    fn all<'a>(&'a self) -> impl Iterator<Item = (&'a K, &'a V)>
-    where
-        K: 'a,
-        V: 'a,
-    {
-        self.iter()
-    }
 }
 
 impl<K: Eq + Hash + Clone, V: Clone> Shelf<K, V> for Hashed<K, V> {
-    fn find<Q>(&self, key: &Q) -> Option<(&K, &V)>
-    where
-        K: Borrow<Q>,
-        Q: Ord + Hash + ?Sized,
-    {
-        self.get_key_value(key)
-    }
-
-    fn find_mut<Q>(&mut self, key: &Q) -> Option<&mut V>
-    where
-        K: Borrow<Q>,
-        Q: Ord + Hash + ?Sized,
-    {
-        self.get_mut(key)
-    }
-
-    fn put(&mut self, key: K, value: V) -> Option<V> {
-        self.insert(key, value)
-    }
+    as_the_map_does!();
 
     fn take<Q>(&mut self, key: &Q) -> Option<(K, V)>
     where
@@ -128,14 +117,6 @@ impl<K: Eq + Hash + Clone, V: Clone> Shelf<K, V> for Hashed<K, V> {
             self.shrink_to(self.len() * 2);
         }
         taken
-    }
-
-    fn all<'a>(&'a self) -> impl Iterator<Item = (&'a K, &'a V)>
-    where
-        K: 'a,
-        V: 'a,
-    {
-        self.iter()
     }
 }
 
