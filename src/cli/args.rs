@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::config::{KEYS, Layers};
 
+use super::bench::failover::Kill;
 use super::failure::{EXIT_CODES, Failure};
 
 /// The command line.
@@ -40,6 +41,11 @@ pub(super) enum Verb {
     Run(RunArgs),
     /// Run any bot's command as a child: report its death to the group, start it again
     Supervise(SuperviseArgs),
+    /// Measure on this machine, with processes of its own
+    Bench {
+        #[command(subcommand)]
+        what: Measurement,
+    },
     /// Run one node that joins the group of a member: short for `run --join MEMBER`
     Join(JoinArgs),
     /// Take a node out of the group for good
@@ -48,6 +54,27 @@ pub(super) enum Verb {
     YieldLeader(CallArgs),
     /// Show nodes, sessions, leads and turns as one node sees them
     Status(CallArgs),
+}
+
+/// What `bench` measures.
+#[derive(Debug, Subcommand)]
+pub(super) enum Measurement {
+    /// From `kill -9` of a replica to the next one acting
+    Failover(FailoverArgs),
+}
+
+/// `bench failover`.
+#[derive(Debug, Args)]
+pub(super) struct FailoverArgs {
+    /// How many kills
+    #[arg(long, default_value_t = 60, value_name = "N")]
+    pub(super) runs: usize,
+    /// Whom to kill
+    #[arg(long, value_enum, default_value = "both")]
+    pub(super) kill: Kill,
+    /// Where to write the figures as JSON
+    #[arg(long, value_name = "FILE")]
+    pub(super) json: Option<PathBuf>,
 }
 
 /// `up`.
@@ -204,6 +231,7 @@ impl Cli {
         match &self.verb {
             Verb::Up(args) => args.layer(&mut layers),
             Verb::Run(args) => args.layer(&mut layers),
+            Verb::Bench { .. } => {}
             Verb::Supervise(args) => args.layer(&mut layers),
             Verb::Join(args) => {
                 args.run.layer(&mut layers);

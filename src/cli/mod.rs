@@ -6,6 +6,7 @@
 //! thread (see [`crate::supervise`]); everything else runs on a runtime of its own.
 
 mod args;
+mod bench;
 mod client;
 mod failure;
 mod health;
@@ -23,7 +24,7 @@ use clap::Parser;
 use crate::bot::BotBuilder;
 use crate::config::Settings;
 
-use args::{Cli, Verb};
+use args::{Cli, FailoverArgs, Measurement, Verb};
 use failure::Failure;
 
 pub mod demo;
@@ -74,8 +75,27 @@ fn dispatch(cli: &Cli, flows: Flows) -> Result<(), Failure> {
         Verb::YieldLeader(args) => call(client::yield_leader(&settings, args)),
         Verb::Leave(args) => call(client::leave(&settings, args)),
         Verb::Run(_) | Verb::Join(_) => run::run(&settings, flows),
+        Verb::Bench { what: Measurement::Failover(args) } => measure_failover(args),
         Verb::Supervise(args) => supervise::supervise(&settings, &args.command),
     }
+}
+
+/// Measures, prints the table and writes the document.
+fn measure_failover(args: &FailoverArgs) -> Result<(), Failure> {
+    let program = std::env::current_exe()
+        .map_err(|error| Failure::Other(format!("cannot find this program's file: {error}")))?;
+    let options = bench::failover::Options { program, runs: args.runs, kill: args.kill };
+    call(async move {
+        let report = bench::failover::run(&options).await?;
+        if let Some(path) = &args.json {
+            std::fs::write(path, report.json())
+                .map_err(|error| Failure::Other(format!("{}: {error}", path.display())))?;
+        }
+        match report.checks().lost {
+            0 => Ok(report.table()),
+            lost => Err(Failure::Other(format!("{}{lost} replies never came", report.table()))),
+        }
+    })
 }
 
 /// Runs one call and prints what it answers.
