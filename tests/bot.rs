@@ -9,9 +9,12 @@ mod bot {
     mod conversations;
     mod dialogue;
     mod durability;
+    mod events;
     mod handover;
+    mod jobs;
     mod kept;
     mod life;
     mod order_flow;
+    mod transports;
     mod webhook;
 }

@@ -20,7 +20,9 @@ use super::inbox::Intake;
 use super::memory::Chats;
 use super::outbox::Sender;
 use super::runtime::{Phase, Runtime, TURNS_AT_ONCE_MAX};
+use super::schedule::{AnyJobHandler, Job, JobHandler, Scheduled, Tick};
 use super::watch::Watch;
+use crate::clock::SystemClock;
 use crate::coordinator::{Coordinator, CoordinatorOptions, MemoryCoordinator};
 use crate::group::{Limits, MemoryHub};
 use crate::provider::Provider;
@@ -33,6 +35,17 @@ pub enum Durability {
     On,
     /// A message waits in memory for its turn; the process's death loses it.
     Off,
+}
+
+/// What becomes of a reply of which nobody knows whether it arrived: its answer was lost, or its
+/// sender died over it (SPEC G3). The event `SendUnknown` tells of it in either case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnUnknown {
+    /// It is sent again, under the same id: providers that know ids take it once (default).
+    #[default]
+    Resend,
+    /// It is not sent again: rather never than twice.
+    Drop,
 }
 
 /// Which replicas connect a provider that allows one session only (SPEC D1).
@@ -142,6 +155,9 @@ pub struct BotBuilder {
     hooks: Vec<Box<dyn AnyHook>>,
     flows: Vec<AnyFlow>,
     conversation_timeout: Option<Duration>,
+    jobs: Vec<(Job, Box<dyn AnyJobHandler>)>,
+    scheduler: Option<Arc<dyn Coordinator>>,
+    on_unknown: OnUnknown,
 }
 
 impl fmt::Debug for BotBuilder {
@@ -245,13 +261,56 @@ impl BotBuilder {
         self.on(Route::command(name), handler)
     }
 
+    /// Runs this on every replica at multiples of a period: `30s`, `5m`. Shorthand for
+    /// [`BotBuilder::job`] with [`Job::every`].
+    pub fn every<F>(self, period: impl Into<String>, handler: F) -> Self
+    where
+        F: Clone + AsyncFnOnce(&mut Tick) -> Result + for<'a> JobHandler<'a>,
+    {
+        self.job(Job::every(period), handler)
+    }
+
+    /// Runs this on every replica at the times of a cron expression in UTC. Shorthand for
+    /// [`BotBuilder::job`] with [`Job::cron`].
+    pub fn schedule<F>(self, cron: impl Into<String>, handler: F) -> Self
+    where
+        F: Clone + AsyncFnOnce(&mut Tick) -> Result + for<'a> JobHandler<'a>,
+    {
+        self.job(Job::cron(cron), handler)
+    }
+
+    /// Adds a job: an async function or closure of `&mut Tick`. One with an id is durable: each
+    /// occurrence runs on one replica (SPEC G4). See [`Job`].
+    pub fn job<F>(mut self, job: Job, handler: F) -> Self
+    where
+        F: Clone + AsyncFnOnce(&mut Tick) -> Result + for<'a> JobHandler<'a>,
+    {
+        self.jobs.push((job, Box::new(Cloned(handler))));
+        self
+    }
+
+    /// What becomes of replies that may have arrived (default [`OnUnknown::Resend`]).
+    pub fn on_unknown(mut self, on_unknown: OnUnknown) -> Self {
+        self.on_unknown = on_unknown;
+        self
+    }
+
+    /// By whose sessions durable jobs are claimed, where it is not the coordinator of the chats: one
+    /// with a longer lease, say, for a replica that may freeze. It is opened and closed with the
+    /// bot, and belongs to the store's group and prefix.
+    pub fn scheduler(mut self, coordinator: impl Coordinator) -> Self {
+        self.scheduler = Some(Arc::new(coordinator));
+        self
+    }
+
     /// Makes the bot, or says everything that is wrong with it.
-    pub async fn build(self) -> Result<Bot, BuildError> {
+    pub async fn build(mut self) -> Result<Bot, BuildError> {
         let mut faults = Vec::new();
         let providers = self.check_providers(&mut faults);
         let flows = self.check_flows(&mut faults);
         self.check_routes(&mut faults);
         let carriers = self.carriers(&mut faults);
+        let jobs = self.check_jobs(carriers.as_ref(), &mut faults);
         let Some(carriers) = carriers.filter(|_| faults.is_empty()) else {
             return Err(BuildError { faults });
         };
@@ -266,6 +325,8 @@ impl BotBuilder {
         let runtime = Runtime {
             providers,
             clock: carriers.coordinator.clock(),
+            scheduler: self.scheduler.unwrap_or_else(|| carriers.coordinator.clone()),
+            jobs,
             store: carriers.store,
             coordinator: carriers.coordinator,
             routes: self.routes,
@@ -279,6 +340,8 @@ impl BotBuilder {
             turn_wait: carriers.turn_wait,
             settle: carriers.settle,
             watch: Watch::new(carriers.settle),
+            on_unknown: self.on_unknown,
+            leads: watch::channel(BTreeMap::new()).0,
             events: Emitter::new(),
             chats: Chats::default(),
             intake: Intake::new(),
@@ -335,6 +398,37 @@ impl BotBuilder {
                 faults.push(Fault::RouteTwice { route: route.to_string() });
             }
         }
+    }
+
+    fn check_jobs(
+        &mut self,
+        carriers: Option<&Carriers>,
+        faults: &mut Vec<Fault>,
+    ) -> Vec<Arc<Scheduled>> {
+        let clock = carriers.map_or_else(SystemClock::shared, |found| found.coordinator.clock());
+        if let (Some(scheduler), Some(carriers)) = (&self.scheduler, carriers)
+            && scheduler.prefix() != carriers.store.prefix()
+        {
+            let (scheduler, store) = (scheduler.prefix(), carriers.store.prefix());
+            let (scheduler, store) = (scheduler.to_string(), store.to_string());
+            faults.push(Fault::SchedulerPrefix { scheduler, store });
+        }
+        let keeps = carriers.is_none_or(|carriers| carriers.store.supports(Feature::Tasks));
+        let (mut jobs, mut ids) = (Vec::new(), HashSet::new());
+        for (job, handler) in std::mem::take(&mut self.jobs) {
+            if let Some(id) = job.durable_id().map(str::to_owned) {
+                if !keeps {
+                    faults.push(Fault::JobNotDurable { job: job.to_string() });
+                }
+                if !ids.insert(id.clone()) {
+                    faults.push(Fault::JobTwice { id });
+                }
+            }
+            if let Some(schedule) = job.check(clock.wall_ms(), faults) {
+                jobs.push(Arc::new(Scheduled { job, schedule, handler }));
+            }
+        }
+        jobs
     }
 
     /// Who coordinates and who stores; `None` where a fault says why not.

@@ -50,7 +50,7 @@ pub(crate) trait Early: Send + Sync {
 }
 
 /// Polls once, panics caught.
-fn poll<T>(
+pub(crate) fn poll<T>(
     step: &mut Step<'_, T>,
     waits: &dyn Fn() -> bool,
     cx: &mut Context<'_>,

@@ -177,6 +177,9 @@ pub enum UserError {
     },
 }
 
+/// What follows a failure while a message is handled.
+const AGAIN: &str = "with durability the message is tried again, then becomes a dead letter";
+
 /// What the `Error` event reports: nothing here stops the bot.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
@@ -185,7 +188,7 @@ pub enum RuntimeError {
     #[error(transparent)]
     Coordination(#[from] CoordinationError),
     /// A handler returned an error; with durability its message is tried again.
-    #[error("handler {route} failed for {chat} (attempt {attempt}): {source}")]
+    #[error("handler {route} failed for {chat} (attempt {attempt}): {source}; {AGAIN}")]
     Handler {
         /// The chat.
         chat: String,
@@ -197,7 +200,7 @@ pub enum RuntimeError {
         source: SharedError,
     },
     /// A step returned an error; with durability its message is tried again.
-    #[error("step {step} of flow {flow} failed for {chat} (attempt {attempt}): {source}")]
+    #[error("step {step} of flow {flow} failed for {chat} (attempt {attempt}): {source}; {AGAIN}")]
     Step {
         /// The chat.
         chat: String,
@@ -211,7 +214,7 @@ pub enum RuntimeError {
         source: SharedError,
     },
     /// A handler or a step panicked.
-    #[error("{place} panicked for {chat} (attempt {attempt}): {what}")]
+    #[error("{place} panicked for {chat} (attempt {attempt}): {what}; {AGAIN}")]
     Panicked {
         /// The chat.
         chat: String,
@@ -223,7 +226,7 @@ pub enum RuntimeError {
         what: String,
     },
     /// A journaled message does not decode.
-    #[error("message {id} of {chat} does not decode: {why}")]
+    #[error("message {id} of {chat} does not decode: {why}; it becomes a dead letter, look there")]
     Message {
         /// The chat.
         chat: String,
@@ -233,7 +236,7 @@ pub enum RuntimeError {
         why: String,
     },
     /// The chat's data could not be read; the message is tried again.
-    #[error("{chat}: {source}")]
+    #[error("{chat}: {source}; {AGAIN}")]
     Store {
         /// The chat.
         chat: String,
@@ -241,7 +244,7 @@ pub enum RuntimeError {
         source: StoreError,
     },
     /// What a turn did could not be written; the message is tried again.
-    #[error("{chat}: {source}")]
+    #[error("{chat}: what its turn did is not written: {source}; {AGAIN}")]
     Commit {
         /// The chat.
         chat: String,
@@ -249,7 +252,9 @@ pub enum RuntimeError {
         source: CommitError,
     },
     /// A stored conversation could not continue; the bot's fallback decides.
-    #[error("{chat}: the conversation {flow} cannot continue: {why}")]
+    #[error(
+        "{chat}: the conversation {flow} cannot continue: {why}; the fallback decides what follows"
+    )]
     Checkpoint {
         /// The chat.
         chat: String,
@@ -271,7 +276,7 @@ pub enum RuntimeError {
         settle: Duration,
     },
     /// A flow could not be entered.
-    #[error("{chat}: {source}")]
+    #[error("{chat}: {source}; {AGAIN}")]
     Enter {
         /// The chat.
         chat: String,
@@ -279,7 +284,7 @@ pub enum RuntimeError {
         source: EnterError,
     },
     /// A reply could not be sent and will not be tried again.
-    #[error("reply {id} to {chat} was not sent: {source}")]
+    #[error("reply {id} to {chat} was not sent: {source}; it is not tried again, the next one is")]
     Send {
         /// The chat.
         chat: String,
@@ -288,8 +293,18 @@ pub enum RuntimeError {
         /// Why.
         source: ReplyError,
     },
+    /// A run of a job failed or panicked; a durable job's occurrence is run again by another replica.
+    #[error("job {job} failed (attempt {attempt}): {source}; it runs again, or at its next time")]
+    Job {
+        /// The job.
+        job: String,
+        /// Which attempt, from 1.
+        attempt: u32,
+        /// What it returned.
+        source: SharedError,
+    },
     /// A provider ended.
-    #[error("provider {provider} ended: {why}")]
+    #[error("provider {provider} ended: {why}; it is started again in a few seconds")]
     Provider {
         /// Its id.
         provider: String,
@@ -385,6 +400,56 @@ pub enum Fault {
     PrefixesDiffer {
         /// The coordinator's.
         coordinator: String,
+        /// The store's.
+        store: String,
+    },
+    /// A job's id cannot be one.
+    #[error("job id {id:?}: {why}")]
+    JobId {
+        /// The id.
+        id: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// Two jobs of one id.
+    #[error("two jobs have the id {id:?}; give each its own")]
+    JobTwice {
+        /// The id.
+        id: String,
+    },
+    /// A job's period or cron expression says nothing.
+    #[error("job {job}: {why}")]
+    JobWhen {
+        /// The job.
+        job: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// A job's zone does not exist.
+    #[error("job {job}: there is no zone {zone:?}; use an IANA name such as Europe/Berlin")]
+    JobZone {
+        /// The job.
+        job: String,
+        /// The zone.
+        zone: String,
+    },
+    /// A job has no occurrence.
+    #[error("job {job} never comes: no instant fits the expression")]
+    JobNever {
+        /// The job.
+        job: String,
+    },
+    /// A job is to be durable, and the store keeps no tasks.
+    #[error("job {job} has an id, and this store keeps no tasks; use a store of a group")]
+    JobNotDurable {
+        /// The job.
+        job: String,
+    },
+    /// The scheduler's coordinator is of another prefix.
+    #[error("the scheduler's prefix is {scheduler:?}, the store's {store:?}; use one")]
+    SchedulerPrefix {
+        /// The scheduler's.
+        scheduler: String,
         /// The store's.
         store: String,
     },

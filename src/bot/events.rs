@@ -10,6 +10,7 @@ use tokio_stream::wrappers::BroadcastStream;
 
 use super::error::RuntimeError;
 use super::handover::HandoverOutcome;
+use super::metrics::Counts;
 use crate::coordinator::LostReason;
 use crate::types::{Fence, Incarnation, TicketId};
 
@@ -58,7 +59,8 @@ pub enum Event {
         /// What became of it.
         outcome: HandoverOutcome,
     },
-    /// Whether a reply arrived is unknown; it is sent again under the same id.
+    /// Whether a reply arrived is unknown: its answer was lost, or its sender died over it. What
+    /// follows is up to [`OnUnknown`](super::OnUnknown).
     SendUnknown {
         /// The chat's canonical string.
         key: String,
@@ -79,6 +81,15 @@ pub enum Event {
         /// The other one.
         other: Incarnation,
     },
+    /// An occurrence of a job was given up after its last attempt; its next one comes in time.
+    JobGivenUp {
+        /// The job's id.
+        id: String,
+        /// The instant it was due, ms since the Unix epoch.
+        due_ms: u64,
+        /// How often it was run.
+        attempts: u32,
+    },
     /// Something failed; the bot goes on.
     Error {
         /// The chat's canonical string, where there is one.
@@ -92,11 +103,12 @@ pub enum Event {
 #[derive(Clone, Debug)]
 pub(crate) struct Emitter {
     sender: broadcast::Sender<Event>,
+    pub(crate) counts: Arc<Counts>,
 }
 
 impl Emitter {
     pub(crate) fn new() -> Self {
-        Self { sender: broadcast::channel(1024).0 }
+        Self { sender: broadcast::channel(1024).0, counts: Arc::new(Counts::new()) }
     }
 
     pub(crate) fn subscribe(&self) -> Events {
@@ -105,6 +117,7 @@ impl Emitter {
 
     /// Traces the event and hands it to whoever listens.
     pub(crate) fn emit(&self, event: Event) {
+        self.counts.count(&event);
         match &event {
             Event::Leader { name, fence } => tracing::info!(%name, %fence, "leads"),
             Event::Follower { name, reason } => tracing::info!(%name, ?reason, "stands by"),
@@ -120,6 +133,9 @@ impl Emitter {
             }
             Event::ReplicaIdShared { other } => {
                 tracing::error!(%other, "another live process runs under this replica id");
+            }
+            Event::JobGivenUp { id, due_ms, attempts } => {
+                tracing::error!(job = %id, due_ms, attempts, "occurrence of a job given up");
             }
             Event::Error { key, error } => {
                 let key = key.as_deref().unwrap_or("");

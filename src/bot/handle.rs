@@ -40,10 +40,19 @@ impl BotHandle {
     /// Says something in a chat, under the chat's turn, from whichever replica gets it. Journaled:
     /// once this returned, it is said, though this process ends.
     pub async fn post(&self, chat: &ChatKey, text: impl Into<String>) -> Result<(), PostError> {
+        self.post_as(format!("post-{}", uuid::Uuid::new_v4()), chat, text.into()).await
+    }
+
+    /// Under an id of its own: the same id is posted once.
+    pub(super) async fn post_as(
+        &self,
+        id: String,
+        chat: &ChatKey,
+        text: String,
+    ) -> Result<(), PostError> {
         if !self.runtime.durable {
             return Err(PostError::NotDurable);
         }
-        let id = format!("post-{}", uuid::Uuid::new_v4());
         let mut message = Message::text(id, chat.clone(), text);
         message.kind = KIND_POST.to_owned();
         let admit = inbox::admit(&message).map_err(PostError::Invalid)?;

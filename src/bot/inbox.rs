@@ -4,19 +4,21 @@
 //! `deliver` answers after the commit. One admission at a time keeps each chat's order of arrival.
 //! Without: each message takes its ticket in order of arrival, then waits for its turn in memory.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 
 use super::runtime::{Phase, Runtime};
 use super::turns;
-use crate::coordinator::{Admission, Admit};
+use crate::clock::BootInstant;
+use crate::coordinator::{Admission, Admit, CoordinationError};
 use crate::provider::{DeliverError, Delivered, Inbox};
-use crate::types::{Message, VALUE_BYTES_MAX};
+use crate::types::{Message, TicketId, VALUE_BYTES_MAX};
 
 /// Deliveries waiting for their admission.
 const WAITING_MAX: usize = 4096;
@@ -43,28 +45,37 @@ pub(crate) struct Intake {
     receiver: Mutex<Option<mpsc::Receiver<Waiting>>>,
     // Without durability only.
     seen: Mutex<Seen>,
+    // With durability: tickets taken here whose turn has not come, and since when. Tickets only
+    // grow, so the first waits longest.
+    waiting: Mutex<BTreeMap<TicketId, BootInstant>>,
+    added: Notify,
 }
 
 #[derive(Default)]
 struct Seen {
-    ids: HashSet<(String, String)>,
+    /// With a hash of the text each came with.
+    ids: HashMap<(String, String), u64>,
     order: VecDeque<(String, String)>,
 }
 
 impl Seen {
-    /// Whether this id is new; remembers it.
-    fn is_new(&mut self, message: &Message) -> bool {
+    /// Remembers this id; where it was known, whether the text was the same.
+    fn known(&mut self, message: &Message) -> Option<bool> {
         let id = (message.chat.channel.clone(), message.id.clone());
-        if !self.ids.insert(id.clone()) {
-            return false;
+        let mut hasher = DefaultHasher::new();
+        message.text.hash(&mut hasher);
+        let hash = hasher.finish();
+        if let Some(known) = self.ids.get(&id) {
+            return Some(*known == hash);
         }
+        self.ids.insert(id.clone(), hash);
         self.order.push_back(id);
         if self.order.len() > SEEN_MAX
             && let Some(oldest) = self.order.pop_front()
         {
             self.ids.remove(&oldest);
         }
-        true
+        None
     }
 
     fn forget(&mut self, message: &Message) {
@@ -76,7 +87,32 @@ impl Seen {
 impl Intake {
     pub(crate) fn new() -> Self {
         let (sender, receiver) = mpsc::channel(WAITING_MAX);
-        Self { sender, receiver: Mutex::new(Some(receiver)), seen: Mutex::default() }
+        Self {
+            sender,
+            receiver: Mutex::new(Some(receiver)),
+            seen: Mutex::default(),
+            waiting: Mutex::default(),
+            added: Notify::new(),
+        }
+    }
+
+    /// The ticket's turn came.
+    pub(crate) fn came(&self, ticket: TicketId) {
+        self.waiting.lock().remove(&ticket);
+    }
+
+    /// The message was not handled: when it comes again it is not known (case c3).
+    pub(crate) fn forget(&self, message: &Message) {
+        self.seen.lock().forget(message);
+    }
+
+    fn waits(&self, tickets: impl Iterator<Item = TicketId>, since: BootInstant) {
+        let mut waiting = self.waiting.lock();
+        let before = waiting.len();
+        waiting.extend(tickets.map(|ticket| (ticket, since)));
+        if waiting.len() > before {
+            self.added.notify_one();
+        }
     }
 }
 
@@ -139,9 +175,10 @@ impl BotInbox {
     ) -> Result<Vec<Delivered>, DeliverError> {
         let mut delivered = Vec::with_capacity(messages.len());
         for message in messages {
-            let new = self.runtime.intake.seen.lock().is_new(&message);
-            delivered.push(Delivered { duplicate: !new });
-            if !new {
+            let known = self.runtime.intake.seen.lock().known(&message);
+            delivered.push(Delivered { duplicate: known.is_some() });
+            if let Some(same_body) = known {
+                duplicate(&self.runtime, same_body);
                 continue;
             }
             match self.runtime.coordinator.take_ticket(&message.chat).await {
@@ -151,7 +188,7 @@ impl BotInbox {
                     self.runtime.tasks.spawn(work);
                 }
                 Err(error) => {
-                    self.runtime.intake.seen.lock().forget(&message);
+                    self.runtime.intake.forget(&message);
                     return Err(unavailable(error.to_string()));
                 }
             }
@@ -203,10 +240,14 @@ fn gather(
 async fn admit_batch(runtime: &Runtime, mut batch: Vec<Waiting>) {
     let counts: Vec<usize> = batch.iter().map(|waiting| waiting.messages.len()).collect();
     let messages = batch.iter_mut().flat_map(|w| std::mem::take(&mut w.messages)).collect();
+    let since = runtime.clock.now();
     // Not repeated here when the outcome is unknown: the same id coming again would be told that it
     // is a duplicate, and that is never the answer to a first delivery (SPEC N5).
     let mut answers = match runtime.coordinator.admit(messages).await {
-        Ok(admissions) => admissions.into_iter(),
+        Ok(admissions) => {
+            runtime.intake.waits(admissions.iter().filter_map(waiting), since);
+            admissions.into_iter()
+        }
         Err(error) => {
             tracing::debug!(%error, "messages were not admitted");
             for waiting in batch {
@@ -217,18 +258,65 @@ async fn admit_batch(runtime: &Runtime, mut batch: Vec<Waiting>) {
         }
     };
     for (waiting, count) in batch.into_iter().zip(counts) {
-        let mine = answers.by_ref().take(count).map(delivered).collect();
+        let mine = answers.by_ref().take(count).map(|one| delivered(runtime, one)).collect();
         let _ = waiting.answer.send(mine);
     }
 }
 
-fn delivered(admission: Admission) -> Result<Delivered, DeliverError> {
+/// The ticket of a message whose turn is another's yet.
+fn waiting(admission: &Admission) -> Option<TicketId> {
+    match admission {
+        Admission::Fresh { ticket, grant: None } => Some(*ticket),
+        _ => None,
+    }
+}
+
+/// A message is counted, and not handled, where its id was seen before.
+fn duplicate(runtime: &Runtime, same_body: bool) {
+    if !same_body {
+        tracing::warn!("a message id came again with another body; it was not handled");
+    }
+    runtime.events.counts.duplicate(same_body);
+}
+
+/// Tells of messages whose turn does not come within `turn_wait`, once each (SPEC B4). They were
+/// accepted, so their tickets keep their place. Until the bot closes.
+pub(crate) async fn watching(runtime: Arc<Runtime>) {
+    let closing = runtime.reached(Phase::Closing);
+    tokio::pin!(closing);
+    loop {
+        let first = runtime.intake.waiting.lock().first_key_value().map(|(t, s)| (*t, *s));
+        let Some((ticket, since)) = first else {
+            tokio::select! {
+                biased;
+                () = &mut closing => return,
+                () = runtime.intake.added.notified() => continue,
+            }
+        };
+        let due = since + runtime.turn_wait;
+        if runtime.clock.now() < due {
+            tokio::select! {
+                biased;
+                () = &mut closing => return,
+                () = runtime.clock.sleep_until(due) => continue,
+            }
+        }
+        runtime.intake.came(ticket);
+        if let Some(error) = runtime.coordinator.overdue(ticket, since) {
+            let key = match &error {
+                CoordinationError::Unavailable { key, .. } => Some(key.clone()),
+                _ => None,
+            };
+            runtime.events.error(key, error);
+        }
+    }
+}
+
+fn delivered(runtime: &Runtime, admission: Admission) -> Result<Delivered, DeliverError> {
     match admission {
         Admission::Fresh { .. } => Ok(Delivered { duplicate: false }),
         Admission::Duplicate { same_body } => {
-            if !same_body {
-                tracing::warn!("a message id came again with another body; it was not handled");
-            }
+            duplicate(runtime, same_body);
             Ok(Delivered { duplicate: true })
         }
         Admission::Full(limit) => Err(unavailable(format!("the bound {limit:?} is met"))),

@@ -79,11 +79,13 @@ mod hooks;
 mod inbox;
 mod job;
 mod memory;
+mod metrics;
 mod outbox;
 mod progress;
 mod resume;
 mod run;
 mod runtime;
+mod schedule;
 mod scope;
 mod settle;
 mod talk;
@@ -96,7 +98,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use builder::{BotBuilder, Coordination, Durability, ProviderSession};
+pub use builder::{BotBuilder, Coordination, Durability, OnUnknown, ProviderSession};
 pub use conversation::{
     Ask, Convo, Dialogue, Flow, FlowId, Idle, Next, Script, State, Steps, Verify, Within,
 };
@@ -112,6 +114,8 @@ pub use handover::{
     Fallback, FallbackFn, Flows, Handover, HandoverOutcome, Interrupted, Interruption, Migration,
 };
 pub use hooks::{Hook, Pass};
+pub use metrics::Figure;
+pub use schedule::{Job, JobHandler, Missed, Tick};
 pub use user::UserState;
 
 use crate::provider::{Link, Webhook};
@@ -165,7 +169,8 @@ impl Bot {
         self.stop().await
     }
 
-    /// Resolves once the bot was started.
+    /// Resolves once the bot was started and leads every provider that only an elected replica
+    /// connects: on a standby it stays pending (SPEC D3).
     pub async fn ready(&self) {
         self.life.ready().await;
     }
@@ -173,6 +178,11 @@ impl Bot {
     /// What happens from now on.
     pub fn events(&self) -> Events {
         self.life.runtime.events.subscribe()
+    }
+
+    /// What was counted since the bot was built: its events, by kind and reason.
+    pub fn figures(&self) -> Vec<Figure> {
+        self.life.runtime.events.counts.figures()
     }
 
     /// A way in for what outlives a turn.

@@ -1,17 +1,19 @@
 //! How replies go out.
 //!
 //! The outbox of a room is replicated; whichever replica owns it sends its entries in order and
-//! records how far it came. One task a room that has something to send; the group's `OutboxReady`
-//! starts it. An entry is recorded as sent only after the provider took it, so after a crash the one
-//! in flight is sent again under the same id (SPEC G3, `Resend`).
+//! records each. One task a room that has something to send; the group's `OutboxReady` starts it. An
+//! entry is recorded as sent only after the provider took it, and before the next goes out; so after
+//! a crash one may have been in flight. Whoever takes the outbox over tells so, and sends it again
+//! under the same id or not at all (SPEC G3, [`OnUnknown`]).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
+use super::builder::OnUnknown;
 use super::error::{ReplyError, RuntimeError};
 use super::events::Event;
 use super::runtime::{Phase, Runtime};
@@ -61,6 +63,7 @@ pub(crate) async fn hand_over(
     provider: &dyn Provider,
     delivery: &Delivery,
 ) -> Result<SentId, SendError> {
+    runtime.check_lead(provider.id())?;
     tokio::select! {
         biased;
         sent = provider.send(delivery) => sent,
@@ -78,13 +81,16 @@ pub(crate) struct Sender {
     // Room → how far it was sent, so that a pass need not go through what stays listed. Bounded:
     // emptied when full, which costs the next passes a longer look.
     sent: Mutex<HashMap<String, u64>>,
+    // Rooms whose first unsent entry may have gone out already: whoever was to send it died.
+    doubtful: Mutex<HashSet<String>>,
     at_once: Arc<Semaphore>,
 }
 
 impl Default for Sender {
     fn default() -> Self {
         let at_once = Arc::new(Semaphore::new(ROOMS_AT_ONCE_MAX));
-        Self { rooms: Mutex::default(), sent: Mutex::default(), at_once }
+        let (rooms, sent, doubtful) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Self { rooms, sent, doubtful, at_once }
     }
 }
 
@@ -96,6 +102,11 @@ impl Sender {
         }
         let task = sending(runtime.clone(), room);
         runtime.tasks.spawn(task);
+    }
+
+    /// The room's sender died or lost its lease, perhaps while it sent.
+    pub(crate) fn doubt(&self, room: String) {
+        self.doubtful.lock().insert(room);
     }
 
     /// The task is about to look: what becomes ready after this makes it look again.
@@ -202,27 +213,33 @@ async fn pass(runtime: &Arc<Runtime>, room: &str, attempt: &mut u32) -> Pass {
             return Pass::Wait(next_wait(attempt));
         }
     };
-    let (mut sent, mut wait) = (None, None);
     for entry in &page {
-        match send(runtime, provider.as_ref(), &chat, entry, me).await {
-            Sent::Yes => (sent, *attempt) = (Some(entry.number), 0),
+        let doubtful = runtime.sender.doubtful.lock().remove(room);
+        let sent = match doubtful && unknown(runtime, &chat, entry) == OnUnknown::Drop {
+            true => Sent::Yes,
+            false => send(runtime, provider.as_ref(), &chat, entry, me).await,
+        };
+        match sent {
+            Sent::Yes => *attempt = 0,
             Sent::Later(retry_after) => {
-                wait = Some(retry_after.unwrap_or_else(|| next_wait(attempt)));
-                break;
+                return Pass::Wait(retry_after.unwrap_or_else(|| next_wait(attempt)));
             }
             Sent::Lost => return Pass::GiveUp,
         }
+        // Each on its own, before the next goes out: one at most is in doubt when this replica dies.
+        if let Some(pass) = mark(runtime, room, entry.number, me).await {
+            return pass;
+        }
     }
-    if let Some(up_to) = sent
-        && let Some(pass) = mark(runtime, room, up_to, me).await
-    {
-        return pass;
-    }
-    match wait {
-        Some(wait) => Pass::Wait(wait),
-        None if page.is_empty() => Pass::Empty,
-        None => Pass::More,
-    }
+    if page.is_empty() { Pass::Empty } else { Pass::More }
+}
+
+/// Tells that an entry may have arrived; what is to become of it.
+fn unknown(runtime: &Runtime, chat: &ChatKey, entry: &OutboxEntry) -> OnUnknown {
+    let participant = Body::decode(&entry.body).participant;
+    let key = ChatKey { participant, ..chat.clone() }.to_string();
+    runtime.events.emit(Event::SendUnknown { key, id: entry.id.clone() });
+    runtime.on_unknown
 }
 
 /// The first entries that were not sent.
@@ -255,6 +272,10 @@ fn next_wait(attempt: &mut u32) -> Duration {
 /// Records that the room was sent up to there; an end of the pass where that is refused.
 async fn mark(runtime: &Runtime, room: &str, up_to: u64, me: Incarnation) -> Option<Pass> {
     for attempt in 0.. {
+        // Recording is an act, too: whoever has the outbox now decides what becomes of the entry.
+        if runtime.coordinator.incarnation() != Some(me) {
+            return Some(Pass::GiveUp);
+        }
         match runtime.store.mark_sent(room, up_to, me).await {
             Ok(true) => {
                 runtime.sender.sent_up_to(room, up_to);
@@ -262,7 +283,7 @@ async fn mark(runtime: &Runtime, room: &str, up_to: u64, me: Incarnation) -> Opt
             }
             Ok(false) => return Some(Pass::GiveUp),
             // Recording it twice is harmless.
-            Err(error) if runtime.coordinator.incarnation() == Some(me) => {
+            Err(error) => {
                 tracing::warn!(%room, %error, "what was sent is not recorded yet");
                 let until = runtime.clock.now() + back_off(attempt);
                 tokio::select! {
@@ -270,7 +291,6 @@ async fn mark(runtime: &Runtime, room: &str, up_to: u64, me: Incarnation) -> Opt
                     () = runtime.reached(Phase::Cutting) => return Some(Pass::GiveUp),
                 }
             }
-            Err(_) => return Some(Pass::GiveUp),
         }
     }
     None
@@ -308,9 +328,14 @@ async fn send(
         Ok(_) => Sent::Yes,
         Err(SendError::RateLimited { retry_after }) => Sent::Later(Some(retry_after)),
         Err(SendError::OutcomeUnknown { why }) => {
-            tracing::warn!(room = %chat, id = %entry.id, %why, "sent again under the same id");
-            let key = delivery.chat.to_string();
-            runtime.events.emit(Event::SendUnknown { key, id: entry.id.clone() });
+            tracing::debug!(room = %chat, id = %entry.id, %why, "it may have arrived");
+            match unknown(runtime, chat, entry) {
+                OnUnknown::Resend => Sent::Later(None),
+                OnUnknown::Drop => Sent::Yes,
+            }
+        }
+        Err(error @ SendError::ProviderNotLeader { .. }) => {
+            tracing::debug!(room = %chat, id = %entry.id, %error, "not sent yet");
             Sent::Later(None)
         }
         Err(SendError::Transport { why }) => {

@@ -13,8 +13,8 @@ use super::error::{BotError, RuntimeError};
 use super::events::{Event, FollowReason};
 use super::inbox::{self, BotInbox};
 use super::outbox::Sender;
-use super::runtime::{Phase, Runtime};
-use super::turns;
+use super::runtime::{Phase, Runtime, lead_of};
+use super::{schedule, turns};
 use crate::coordinator::{CoordinatorEvent, LostReason};
 use crate::provider::{Closed, Link, Provider};
 
@@ -51,6 +51,9 @@ impl Life {
     pub(super) async fn ready(&self) {
         // The sender is `self`'s own.
         let _ = self.ready.subscribe().wait_for(|ready| *ready).await;
+        let mut leads = self.runtime.leads.subscribe();
+        // So is this one.
+        let _ = leads.wait_for(|leads| leads.values().all(|leads| *leads)).await;
     }
 
     pub(super) async fn start(&self) -> Result<(), BotError> {
@@ -62,8 +65,10 @@ impl Life {
         let events = runtime.coordinator.events();
         *self.listener.lock() = Some(tokio::spawn(listening(runtime.clone(), events)));
         runtime.coordinator.open().await?;
+        runtime.scheduler.open().await?;
         if runtime.durable {
             runtime.tasks.spawn(inbox::admitting(runtime.clone()));
+            runtime.tasks.spawn(inbox::watching(runtime.clone()));
             runtime.tasks.spawn(turns::journaled(runtime.clone()));
         }
         for provider in runtime.providers.values() {
@@ -75,10 +80,18 @@ impl Life {
             let (runtime, provider) = (runtime.clone(), provider.clone());
             let link = self.link.clone();
             if exclusive {
+                self.runtime.leads(provider.id(), false);
                 self.runtime.tasks.spawn(leading(runtime, provider, link, self.provider_down));
             } else {
                 self.runtime.tasks.spawn(providing(runtime, provider, link));
             }
+        }
+        for job in &runtime.jobs {
+            let (shared, job) = (runtime.clone(), job.clone());
+            match job.job.durable_id() {
+                Some(_) => runtime.tasks.spawn(schedule::durable(shared, job)),
+                None => runtime.tasks.spawn(schedule::local(shared, job)),
+            };
         }
         self.ready.send_replace(true);
         Ok(())
@@ -102,6 +115,8 @@ impl Life {
         }
         runtime.phase.send_replace(Phase::Cutting);
         let closed = runtime.coordinator.close().await;
+        // The same one, as a rule; closing twice is closing once.
+        let closed = closed.and(runtime.scheduler.close().await);
         let listener = self.listener.lock().take();
         if let Some(listener) = listener {
             // It ends by the phase alone, and cannot fail.
@@ -147,6 +162,7 @@ fn told(runtime: &Arc<Runtime>, event: CoordinatorEvent) {
         CoordinatorEvent::ReplicaIdShared { other } => {
             runtime.events.emit(Event::ReplicaIdShared { other });
         }
+        CoordinatorEvent::OutboxAdopted { chat } => runtime.sender.doubt(chat),
         CoordinatorEvent::OutboxReady { chat } => Sender::ready(runtime, chat),
         CoordinatorEvent::DeadLettered { chat, ticket, id } => {
             runtime.events.emit(Event::DeadLetter { key: chat, ticket, id });
@@ -208,7 +224,7 @@ async fn keep_open(runtime: &Runtime, provider: &Arc<dyn Provider>, link: &Link,
 /// Runs an exclusive provider while this replica leads it (SPEC D1), and steps down when it stays
 /// closed for `down`.
 async fn leading(runtime: Arc<Runtime>, provider: Arc<dyn Provider>, link: Link, down: Duration) {
-    let name = format!("provider:{}", provider.id());
+    let name = lead_of(provider.id());
     let mut reason = FollowReason::Waiting;
     loop {
         runtime.events.emit(Event::Follower { name: name.clone(), reason });
@@ -227,6 +243,7 @@ async fn leading(runtime: Arc<Runtime>, provider: Arc<dyn Provider>, link: Link,
                 continue;
             }
         };
+        runtime.leads(provider.id(), true);
         runtime.events.emit(Event::Leader { name: name.clone(), fence: lead.fence() });
         tokio::select! {
             () = keep_open(&runtime, &provider, &link, down) => {
@@ -237,6 +254,7 @@ async fn leading(runtime: Arc<Runtime>, provider: Arc<dyn Provider>, link: Link,
                 runtime.events.emit(Event::LeaseLost { key: name.clone(), reason: lost });
             }
         }
+        runtime.leads(provider.id(), false);
         if reason == FollowReason::SteppedDown && runtime.phase() == Phase::Open {
             let lost = LostReason::SteppedDown;
             runtime.events.emit(Event::LeaseLost { key: name.clone(), reason: lost });

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::task::TaskTracker;
 
+use super::builder::OnUnknown;
 use super::conversation::AnyFlow;
 use super::events::Emitter;
 use super::handler::{AnyHandler, Route};
@@ -15,10 +16,11 @@ use super::hooks::AnyHook;
 use super::inbox::Intake;
 use super::memory::Chats;
 use super::outbox::Sender;
+use super::schedule::Scheduled;
 use super::watch::Watch;
 use crate::clock::Clock;
 use crate::coordinator::Coordinator;
-use crate::provider::Provider;
+use crate::provider::{Provider, SendError};
 use crate::store::Store;
 
 /// Chats handled at once; further turns wait, granted, until one is done.
@@ -54,10 +56,18 @@ pub(crate) struct Runtime {
     pub(crate) durable: bool,
     /// Whether the store can judge the coordinator's fences.
     pub(crate) fenced_store: bool,
+    /// Whose sessions claim the occurrences of durable jobs: the coordinator, where nothing else is
+    /// said.
+    pub(crate) scheduler: Arc<dyn Coordinator>,
+    pub(crate) jobs: Vec<Arc<Scheduled>>,
     pub(crate) turn_wait: Duration,
     pub(crate) settle: Duration,
     /// Looks after steps that block their thread.
     pub(crate) watch: Watch,
+    /// What is done with a reply that may have arrived.
+    pub(crate) on_unknown: OnUnknown,
+    /// Of each provider that only an elected replica connects: whether this one leads it.
+    pub(crate) leads: watch::Sender<BTreeMap<String, bool>>,
     pub(crate) events: Emitter,
     /// Conversations that wait in this process's memory.
     pub(crate) chats: Chats,
@@ -72,6 +82,11 @@ pub(crate) struct Runtime {
     pub(crate) tasks: TaskTracker,
 }
 
+/// The lead of a provider that allows one session.
+pub(crate) fn lead_of(provider: &str) -> String {
+    format!("provider:{provider}")
+}
+
 impl Runtime {
     /// Resolves once the bot is in this phase or past it.
     pub(crate) fn reached(&self, phase: Phase) -> impl Future<Output = ()> + Send + use<> {
@@ -80,6 +95,23 @@ impl Runtime {
             // A sender that is gone means that the bot is: past every phase.
             let _ = now.wait_for(|now| *now >= phase).await;
         }
+    }
+
+    /// Refuses what only the replica that leads the provider may do (SPEC D3).
+    pub(crate) fn check_lead(&self, provider: &str) -> Result<(), SendError> {
+        match self.leads.borrow().get(provider) {
+            Some(false) => {}
+            Some(true) | None => return Ok(()),
+        }
+        let leader = self.coordinator.leader(&lead_of(provider));
+        Err(SendError::ProviderNotLeader { leader: leader.map(|replica| replica.0) })
+    }
+
+    /// Notes whether this replica leads a provider.
+    pub(crate) fn leads(&self, provider: &str, leads: bool) {
+        self.leads.send_modify(|all| {
+            all.insert(provider.to_owned(), leads);
+        });
     }
 
     pub(crate) fn phase(&self) -> Phase {

@@ -34,6 +34,7 @@ pub(crate) async fn journaled(runtime: Arc<Runtime>) {
             next = runtime.coordinator.next_journaled() => next,
         };
         let Some(JournaledTurn { turn, record }) = next else { return };
+        runtime.intake.came(turn.ticket());
         let work = journaled_turn(runtime.clone(), turn, record);
         runtime.tasks.spawn(async move {
             work.await;
@@ -65,7 +66,10 @@ pub(crate) async fn ticketed(runtime: Arc<Runtime>, mut ticket: Ticket, message:
     match turn {
         Ok(turn) => work(runtime, turn, message, 1, Cause::Message).await,
         // The dropped ticket is withdrawn (SPEC B4).
-        Err(error) => runtime.events.error(Some(message.chat.to_string()), error),
+        Err(error) => {
+            runtime.intake.forget(&message);
+            runtime.events.error(Some(message.chat.to_string()), error);
+        }
     }
 }
 

@@ -1,9 +1,11 @@
 //! What the process says of itself to `/readyz` and `/metrics` (SPEC K7).
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::bot::Bot;
 use crate::http::cluster::Probe;
-use crate::http::metrics::Text;
+use crate::http::metrics::{self, Text};
 use crate::raft::{Node, Role};
 
 /// The node's health, and the bot's.
@@ -11,11 +13,19 @@ pub(super) struct Health {
     node: Node,
     // Set once, read by every probe.
     bot_ready: AtomicBool,
+    // Set once: the listener that measures runs before there is a bot.
+    bot: OnceLock<Bot>,
 }
 
 impl Health {
     pub(super) fn new(node: Node) -> Self {
-        Self { node, bot_ready: AtomicBool::new(false) }
+        Self { node, bot_ready: AtomicBool::new(false), bot: OnceLock::new() }
+    }
+
+    /// There is a bot, whose figures are published from now on.
+    pub(super) fn watch(&self, bot: Bot) {
+        // It is set by one caller, once.
+        let _ = self.bot.set(bot);
     }
 
     /// The bot has its session.
@@ -51,6 +61,9 @@ impl Probe for Health {
         text.gauge("botmesh_members_reachable", "Members heard lately", reachable as u64);
         let waiting = self.node.commands_waiting() as u64;
         text.gauge("botmesh_commands_waiting", "Commands waiting for a batch", waiting);
+        if let Some(bot) = self.bot.get() {
+            metrics::write_bot(text, bot);
+        }
         text.gauge("botmesh_ready", "1 where /readyz says 200", u64::from(self.ready().is_ok()));
     }
 }

@@ -198,6 +198,7 @@ impl Parts {
         let cluster_listener = listen(ports.cluster, app, &stop.cluster)?;
 
         let bot = bot(settings, &node, flows).await?;
+        health.watch(bot.clone());
         let app = public_app(settings, &bot, &public, &stop)?;
         let public_listener = listen(ports.public, app, &stop.public)?;
         let asked = stop.bot.clone();

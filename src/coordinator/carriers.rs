@@ -12,7 +12,7 @@ use super::{
 use crate::clock::{BootInstant, Clock};
 use crate::group::MemoryHub;
 use crate::machine::{Admission, Admit};
-use crate::types::{ChatKey, Incarnation, NameError, Prefix, ReplicaId};
+use crate::types::{ChatKey, Incarnation, NameError, Prefix, ReplicaId, TicketId};
 
 /// The coordinator over a node of a Raft group: `RaftCoordinator::new(node, prefix, options)`.
 pub type RaftCoordinator = GroupCoordinator;
@@ -115,6 +115,14 @@ macro_rules! pass_on {
             async fn campaign(&self, name: &str) -> Result<Lead, CoordinationError> {
                 let $this = self;
                 $inner.campaign(name).await
+            }
+            fn overdue(&self, ticket: TicketId, since: BootInstant) -> Option<CoordinationError> {
+                let $this = self;
+                $inner.overdue(ticket, since)
+            }
+            fn leader(&self, name: &str) -> Option<ReplicaId> {
+                let $this = self;
+                $inner.leader(name)
             }
             fn events(&self) -> tokio::sync::broadcast::Receiver<CoordinatorEvent> {
                 let $this = self;

@@ -21,6 +21,7 @@ use tokio::sync::mpsc;
 
 use super::group::{Phase, Shared};
 use super::guards::{Returned, Tenure};
+use super::namesakes::Namesakes;
 use super::session::Session;
 use super::{CoordinationError, CoordinatorEvent, LostReason};
 use crate::clock::BootInstant;
@@ -64,13 +65,14 @@ pub(super) async fn run(shared: Arc<Shared>) {
              holder then loses its turns and comes back; from 3 s on it survives both"
         );
     }
+    let mut namesakes = Namesakes::default();
     loop {
         let opened = tokio::select! {
             opened = open(&shared) => opened,
             () = shared.asked_to_close() => break,
         };
         let session = opened.session.clone();
-        let after = serve(&shared, opened).await;
+        let after = serve(&shared, opened, &mut namesakes).await;
         shared.group.wakeups().forget_session(session.incarnation());
         if let After::Stop = after {
             break;
@@ -88,7 +90,6 @@ struct Opened {
     lease: Duration,
     /// Just before the first attempt of its opening.
     sent: BootInstant,
-    shared_with: Option<Incarnation>,
 }
 
 /// Opens a session, however long that takes, and says so where it takes long (case c21).
@@ -138,7 +139,7 @@ async fn open_once(shared: &Arc<Shared>) -> Result<Opened, String> {
         None => command,
     };
     let reply = shared.execute(command, deadline).await.map_err(|fault| fault.to_string())?;
-    let Reply::Session { session: incarnation, lease_ms, shared_with } = reply else {
+    let Reply::Session { session: incarnation, lease_ms, .. } = reply else {
         shared.note(Some(Unavailable::NotServing { why: format!("{reply:?}") }));
         return Err(format!("the group refused: {reply:?}"));
     };
@@ -149,19 +150,20 @@ async fn open_once(shared: &Arc<Shared>) -> Result<Opened, String> {
     let (session, orphans) =
         Session::new(tenure, shared.group.clone(), shared.prefix.clone(), shared.journaled.clone());
     let session = Arc::new(session);
-    Ok(Opened { session, returned, orphans, events, lease, sent, shared_with })
+    Ok(Opened { session, returned, orphans, events, lease, sent })
 }
 
 /// Serves one session to its end.
-async fn serve(shared: &Arc<Shared>, opened: Opened) -> After {
-    let Opened { session, returned, orphans, events, lease, sent, shared_with } = opened;
+async fn serve(shared: &Arc<Shared>, opened: Opened, namesakes: &mut Namesakes) -> After {
+    let Opened { session, returned, orphans, events, lease, sent } = opened;
     let incarnation = session.incarnation();
+    namesakes.opened(incarnation, &look(&*shared.group, |machine| machine.namesakes(incarnation)));
     tracing::info!(prefix = %shared.prefix, replica = %shared.replica, %incarnation, "session open");
     shared.enter(Phase::Open(session.clone()));
     shared.tell(CoordinatorEvent::Opened { incarnation });
     // Effects of the opening itself came before anybody could listen.
     session.resync();
-    name_outboxes(shared, incarnation, 0);
+    adopt_outboxes(shared, incarnation);
 
     let ended = {
         let reason = tokio::select! {
@@ -170,7 +172,7 @@ async fn serve(shared: &Arc<Shared>, opened: Opened) -> After {
             reason = session.tenure.lost() => Some(reason),
             reason = watch_over(shared, &session) => Some(reason),
             reason = dispatch(shared, &session, events) => Some(reason),
-            reason = renew(shared, &session, lease, sent, shared_with) => Some(reason),
+            reason = renew(shared, &session, lease, sent, namesakes) => Some(reason),
             () = give_back(shared, &session, lease, returned, orphans) => Some(LostReason::Expired),
         };
         reason.map(|reason| session.tenure.end(reason))
@@ -254,6 +256,9 @@ async fn dispatch(shared: &Shared, session: &Session, mut events: SessionEvents)
                         EndReason::Expired | EndReason::Dead => LostReason::Expired,
                     };
                 }
+                SessionEvent::Effect(Effect::OutboxAdopted { chat, .. }) => {
+                    shared.tell(CoordinatorEvent::OutboxAdopted { chat });
+                }
                 SessionEvent::Effect(Effect::OutboxReady { chat, .. }) => {
                     shared.tell(CoordinatorEvent::OutboxReady { chat });
                 }
@@ -276,6 +281,14 @@ async fn dispatch(shared: &Shared, session: &Session, mut events: SessionEvents)
     }
 }
 
+/// Tells of the outboxes a session has from its first moment: each is left by one that ended.
+fn adopt_outboxes(shared: &Shared, session: Incarnation) {
+    for (_, chat) in look(&*shared.group, |machine| machine.outboxes_of(session)) {
+        shared.tell(CoordinatorEvent::OutboxAdopted { chat: chat.clone() });
+        shared.tell(CoordinatorEvent::OutboxReady { chat });
+    }
+}
+
 /// Tells of outboxes that wait to be sent, from the `from`-th on.
 fn name_outboxes(shared: &Shared, session: Incarnation, from: usize) -> usize {
     let all = look(&*shared.group, |machine| machine.outboxes_of(session));
@@ -295,12 +308,9 @@ async fn renew(
     session: &Session,
     mut lease: Duration,
     opened: BootInstant,
-    mut shared_with: Option<Incarnation>,
+    namesakes: &mut Namesakes,
 ) -> LostReason {
     let tenure = &session.tenure;
-    if let Some(other) = shared_with {
-        shared.tell(CoordinatorEvent::ReplicaIdShared { other });
-    }
     let mut last_seq = 0;
     let mut renewed = opened;
     let mut outbox = 0;
@@ -315,16 +325,19 @@ async fn renew(
             Err(reason) => return reason,
         };
         match answer {
-            Reply::Renewed { lease_ms, shared_with: other, .. } => {
+            // The answer names a newer session under this replica id, but not whether it lives: the
+            // namesakes are judged by their own renewals.
+            Reply::Renewed { lease_ms, .. } => {
                 lease = Duration::from_millis(lease_ms);
                 if let Err(reason) = tenure.extend(sent + (lease - margin(lease))) {
                     return reason;
                 }
                 renewed = sent;
-                if let Some(other) = other.filter(|_| other != shared_with) {
+                let own = session.incarnation();
+                let live = look(&*shared.group, |machine| machine.namesakes(own));
+                for other in namesakes.renewed(own, &live) {
                     shared.tell(CoordinatorEvent::ReplicaIdShared { other });
                 }
-                shared_with = other;
             }
             // An attempt before this one arrived, so the session lives; but only an answer that
             // says so counts. The next number goes out at once.

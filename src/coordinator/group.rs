@@ -19,8 +19,8 @@ use super::{
 };
 use crate::clock::{BootInstant, Clock};
 use crate::group::{ExecuteError, Group, Unavailable, look};
-use crate::machine::{Admission, Admit, Command, QueueKey, QueueKind, Reply};
-use crate::types::{ChatKey, Incarnation, Prefix, ReplicaId};
+use crate::machine::{Admission, Admit, Command, QueueKey, QueueKind, Reply, TicketState};
+use crate::types::{ChatKey, Incarnation, Prefix, ReplicaId, TicketId};
 
 /// Events a slow reader may fall behind by.
 const EVENTS_KEPT: usize = 4_096;
@@ -550,6 +550,22 @@ impl Coordinator for GroupCoordinator {
                 return Ok(lead(name, &place, grant));
             }
         }
+    }
+
+    fn overdue(&self, ticket: TicketId, since: BootInstant) -> Option<CoordinationError> {
+        let state = look(&*self.shared.group, |m| m.ticket(&self.shared.prefix, ticket));
+        match state {
+            TicketState::Waiting { queue, .. } => Some(self.shared.unavailable(&queue, since)),
+            _ => None,
+        }
+    }
+
+    fn leader(&self, name: &str) -> Option<ReplicaId> {
+        let queue = self.shared.queue(QueueKind::Lead, name);
+        look(&*self.shared.group, |machine| {
+            let holder = machine.holder(&queue).filter(|holder| holder.fence.is_some())?;
+            machine.session(holder.session).map(|session| ReplicaId(session.replica))
+        })
     }
 
     fn events(&self) -> broadcast::Receiver<CoordinatorEvent> {

@@ -18,6 +18,7 @@ pub mod conformance;
 mod driver;
 mod group;
 mod guards;
+mod namesakes;
 mod session;
 #[cfg(test)]
 mod tests;
@@ -54,10 +55,7 @@ pub enum UnavailableCause {
 #[non_exhaustive]
 pub enum CoordinationError {
     /// A turn or an answer did not come.
-    #[error(
-        "no turn for {key}: {cause:?} after {age_ms} ms, holder {holder:?} under fence {fence:?}; \
-             {advice}"
-    )]
+    #[error("no turn for {key}: {cause:?} after {age_ms} ms, {}; {advice}", held(*holder, *fence))]
     Unavailable {
         /// Which of the two.
         cause: UnavailableCause,
@@ -95,6 +93,14 @@ pub enum CoordinationError {
     Closed,
 }
 
+fn held(holder: Option<Incarnation>, fence: Option<Fence>) -> String {
+    match (holder, fence) {
+        (Some(holder), Some(fence)) => format!("held by incarnation {holder} under fence {fence}"),
+        (Some(first), None) => format!("incarnation {first} is first in line"),
+        (None, _) => "nobody holds it".to_owned(),
+    }
+}
+
 impl CoordinationError {
     /// Whether asking again may help.
     pub fn is_retryable(&self) -> bool {
@@ -118,10 +124,17 @@ pub enum CoordinatorEvent {
         /// Why.
         reason: LostReason,
     },
-    /// Another live incarnation runs under this replica id (SPEC A3).
+    /// Another live incarnation runs under this replica id (SPEC A3): the older of the two renewed
+    /// after the newer had opened. Sessions this very process left behind do not count.
     ReplicaIdShared {
         /// The other.
         other: Incarnation,
+    },
+    /// A chat's outbox came to this incarnation from one that died or was lost: whether its first
+    /// unsent reply went out is unknown. `OutboxReady` follows.
+    OutboxAdopted {
+        /// The chat's canonical string.
+        chat: String,
     },
     /// A chat's outbox has something this incarnation is to send.
     OutboxReady {
@@ -196,6 +209,13 @@ pub trait Coordinator: Send + Sync + 'static {
 
     /// Waits for the lead of this name.
     async fn campaign(&self, name: &str) -> Result<Lead, CoordinationError>;
+
+    /// What a ticket that waits since then waits for: the error of one who waited in vain (SPEC B4).
+    /// `None` where it waits no more.
+    fn overdue(&self, ticket: TicketId, since: BootInstant) -> Option<CoordinationError>;
+
+    /// The replica that holds the lead of this name, as this node sees it.
+    fn leader(&self, name: &str) -> Option<ReplicaId>;
 
     /// What happens from now on.
     fn events(&self) -> tokio::sync::broadcast::Receiver<CoordinatorEvent>;

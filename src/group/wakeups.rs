@@ -27,6 +27,8 @@ pub enum Topic {
     Replies(Prefix, String),
     /// A row changed.
     Row(RowKey),
+    /// A scheduled task changed.
+    Task(Prefix, String),
 }
 
 /// What the listener of one session gets.
@@ -175,10 +177,12 @@ fn session_of(effect: &Effect) -> Option<Incarnation> {
         | Effect::SessionEnded { session, .. }
         | Effect::Granted { session, .. }
         | Effect::Adopted { session, .. }
+        | Effect::OutboxAdopted { session, .. }
         | Effect::OutboxReady { session, .. } => Some(*session),
         Effect::TicketEnded { session, .. } => *session,
         Effect::Replied { .. }
         | Effect::RowChanged(_)
+        | Effect::TaskChanged { .. }
         | Effect::DeadLettered { .. }
         | Effect::BodyDiffers { .. }
         | Effect::Mark => None,
@@ -202,7 +206,9 @@ fn topics_of(effect: &Effect) -> [Option<Topic>; 2] {
             [Some(Topic::Replies(prefix.clone(), chat.clone())), None]
         }
         Effect::RowChanged(row) => [Some(Topic::Row(row.clone())), None],
+        Effect::TaskChanged { prefix, id } => [Some(Topic::Task(prefix.clone(), id.clone())), None],
         Effect::SessionArmed { .. }
+        | Effect::OutboxAdopted { .. }
         | Effect::OutboxReady { .. }
         | Effect::DeadLettered { .. }
         | Effect::BodyDiffers { .. }

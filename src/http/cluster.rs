@@ -18,6 +18,7 @@ use super::gate::{self, Gate};
 use super::metrics::{self, Requests, Text};
 use super::{ApiError, coordination};
 use crate::group::{Group, look};
+use crate::machine::Machine;
 use crate::raft::Secret;
 
 /// What the process says of itself to `/readyz` and `/metrics`.
@@ -105,6 +106,9 @@ async fn scrape(State(watched): State<Watched>) -> Response {
     let (sessions, (held, waiting), leads) = look(&*watched.group, |machine| {
         (machine.sessions().len() as u64, machine.turn_counts(), machine.leads().len() as u64)
     });
+    let window = look(&*watched.group, Machine::dedupe_window_ms);
+    let help = "How far back message ids are surely recognised, ms";
+    text.gauge("botmesh_dedupe_window_ms", help, window);
     text.gauge("botmesh_sessions", "Live sessions, locks included", sessions);
     text.gauge("botmesh_leads_held", "Leads held", leads);
     text.gauge("botmesh_turns_held", "Turns held", held);

@@ -14,6 +14,8 @@ use axum::middleware::Next;
 use axum::response::Response;
 use parking_lot::Mutex;
 
+use crate::bot::Bot;
+
 /// The content type of the format.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
@@ -57,6 +59,20 @@ impl Text {
     /// What was written.
     pub fn finish(self) -> String {
         self.0
+    }
+}
+
+/// Writes what a bot counted (SPEC H1), each figure as `botmesh_{name}_total`.
+pub fn write_bot(text: &mut Text, bot: &Bot) {
+    let mut family = "";
+    for figure in bot.figures() {
+        let name = format!("botmesh_{}_total", figure.name);
+        if figure.name != family {
+            family = figure.name;
+            text.family(&name, "counter", figure.help);
+        }
+        let label = figure.label.as_ref().map(|(key, value)| (*key, value.as_str()));
+        text.line(&name, label.as_slice(), figure.value as f64);
     }
 }
 

@@ -135,13 +135,19 @@ impl Machine {
                 self.mark_sent(prefix, chat, *up_to, *session, effects)
             }
             Command::PutTask { prefix, id, due_ms, body } => {
-                self.put_task(prefix, id, *due_ms, body)
+                self.put_task(prefix, id, *due_ms, body, effects)
             }
             Command::ClaimTask { prefix, id, due_ms, session } => {
-                self.claim_task(prefix, id, *due_ms, *session)
+                self.claim_task(prefix, id, *due_ms, *session, effects)
             }
             Command::FinishTask { prefix, id, due_ms, session, next_ms } => {
-                self.finish_task(prefix, id, *due_ms, *session, *next_ms)
+                self.finish_task(prefix, id, *due_ms, *session, *next_ms, effects)
+            }
+            Command::EnsureTask { prefix, id, due_ms, body } => {
+                self.ensure_task(prefix, id, *due_ms, body, effects)
+            }
+            Command::ReturnTask { prefix, id, due_ms, session } => {
+                self.return_task(prefix, id, *due_ms, *session, effects)
             }
             Command::Keyed { key, fingerprint, command } => {
                 self.keyed(key, fingerprint, command, effects)

@@ -370,7 +370,8 @@ pub enum Command {
         #[serde(with = "serde_bytes")]
         body: Vec<u8>,
     },
-    /// Claims the occurrence of a task at `due_ms` → `Claimed` or `Stale` (SPEC G4).
+    /// Claims the occurrence of a task at `due_ms` → `Claimed`, or `Stale` where it is another's, is
+    /// not the next one, or is still to come by machine time (SPEC G4).
     ClaimTask {
         /// The bot.
         prefix: Prefix,
@@ -430,5 +431,31 @@ pub enum Command {
     DeclareDead {
         /// The process.
         process: ProcessToken,
+    },
+    /// Sees to it that a task is there with this body: creates it, leaves one with the same body as
+    /// it is, gives one with another body the new body and due instant → `Done`, or `Stale` for
+    /// another body while an occurrence is claimed. All replicas may say it, at every start.
+    EnsureTask {
+        /// The bot.
+        prefix: Prefix,
+        /// The task's id.
+        id: String,
+        /// Due instant of its first occurrence, ms since the Unix epoch, machine time.
+        due_ms: u64,
+        /// Its owner's data (JSON).
+        #[serde(with = "serde_bytes")]
+        body: Vec<u8>,
+    },
+    /// Gives a claimed occurrence back, to be claimed again with one attempt more
+    /// → `Done` or `Stale`.
+    ReturnTask {
+        /// The bot.
+        prefix: Prefix,
+        /// The task.
+        id: String,
+        /// The occurrence.
+        due_ms: u64,
+        /// Who claimed it.
+        session: Incarnation,
     },
 }

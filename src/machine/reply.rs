@@ -244,6 +244,16 @@ pub enum Effect {
         /// The ticket.
         ticket: TicketId,
     },
+    /// The chat's outbox, with something to send, came to this session from one that ended without
+    /// closing: whether its first entry went out is unknown. `OutboxReady` follows.
+    OutboxAdopted {
+        /// Who sends from now on.
+        session: Incarnation,
+        /// The bot.
+        prefix: Prefix,
+        /// The chat.
+        chat: String,
+    },
     /// The chat's outbox has something to send, and this session is to send it. Raised when an
     /// entry is added, when the head was sent and more is there, and when the owner changes.
     OutboxReady {
@@ -281,6 +291,13 @@ pub enum Effect {
     },
     /// A row changed.
     RowChanged(RowKey),
+    /// A task was put, claimed, finished or freed.
+    TaskChanged {
+        /// The bot.
+        prefix: Prefix,
+        /// The task.
+        id: String,
+    },
     /// Take a hash of the logical state now (SPEC N4 `state_marks`).
     Mark,
 }

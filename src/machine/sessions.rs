@@ -39,7 +39,7 @@ impl Machine {
             Ok(session) => session,
             Err(limit) => return Reply::Full(limit),
         };
-        let shared_with = self.namesakes(session).filter(|other| *other < session).max();
+        let shared_with = self.namesakes_of(session).filter(|other| *other < session).max();
         if kind == SessionKind::Replica {
             self.adopt_orphans(session, effects);
         }
@@ -75,8 +75,8 @@ impl Machine {
         Ok(session)
     }
 
-    /// Live sessions under the same replica name (SPEC A3).
-    fn namesakes(&self, session: Incarnation) -> impl Iterator<Item = Incarnation> {
+    /// Live sessions under the same replica name, its own among them (SPEC A3).
+    pub(super) fn namesakes_of(&self, session: Incarnation) -> impl Iterator<Item = Incarnation> {
         let own = self.tables.sessions.get(&session);
         let own = own.filter(|own| own.kind == SessionKind::Replica && !own.replica.is_empty());
         let peers = own.and_then(|own| self.index.replicas.get(&own.prefix_id));
@@ -106,7 +106,7 @@ impl Machine {
             meta.mark_ms = meta.now_ms;
         }
         // Only the older of two is told: it was there when the newer one came.
-        let shared_with = self.namesakes(session).filter(|other| *other > session).max();
+        let shared_with = self.namesakes_of(session).filter(|other| *other > session).max();
         Reply::Renewed { seq, lease_ms, shared_with }
     }
 
@@ -172,12 +172,14 @@ impl Machine {
         }
         for chat in held.iter().flat_map(|held| &held.outboxes) {
             let owner = self.pick_replica(chat.prefix, &chat.chat);
-            self.set_outbox_owner(chat, owner, effects);
-        }
-        for task in held.iter().flat_map(|held| &held.claims) {
-            if let Some(task) = self.tables.tasks.get_mut(task) {
-                task.claimed_by = None;
+            let adopter = owner.filter(|_| reason != EndReason::Closed);
+            if let Some((session, record)) =
+                adopter.and_then(|owner| Some((owner, self.tables.sessions.get(&owner)?)))
+            {
+                let (prefix, chat) = (record.prefix.clone(), chat.chat.clone());
+                effects.push(Effect::OutboxAdopted { session, prefix, chat });
             }
+            self.set_outbox_owner(chat, owner, effects);
         }
     }
 
@@ -199,7 +201,9 @@ impl Machine {
             }
         }
         self.forget_process_of(session);
-        self.index.holdings.remove(&session).unwrap_or_default()
+        let mut held = self.index.holdings.remove(&session).unwrap_or_default();
+        self.free_claims(&record.prefix, std::mem::take(&mut held.claims), effects);
+        held
     }
 
     /// Gives a dead session's durable ticket to a live replica, or to nobody for now.

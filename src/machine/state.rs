@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::index::Index;
 use super::tables::{Meta, Tables};
 use super::{Grant, QueueKey, SessionKind};
-use crate::types::{Incarnation, NodeId, Prefix, Revision, TicketId};
+use crate::types::{Fence, Incarnation, NodeId, Prefix, Revision, TicketId};
 
 /// The bounds of a machine (SPEC M3). Part of the replicated state: every node applies alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -175,6 +175,8 @@ pub struct TaskView {
     pub due_ms: u64,
     /// Who claimed the occurrence.
     pub claimed_by: Option<Incarnation>,
+    /// The fence of the last claim.
+    pub fence: Fence,
     /// How often the occurrence was claimed.
     pub attempt: u32,
     /// Its owner's data.

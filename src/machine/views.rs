@@ -28,6 +28,13 @@ impl Machine {
         self.index.holdings.keys().filter_map(|session| self.session(*session)).collect()
     }
 
+    /// Other live replicas of a session's prefix under its replica id, in order: (incarnation, last
+    /// renewal).
+    pub fn namesakes(&self, session: Incarnation) -> Vec<(Incarnation, u64)> {
+        let others = self.namesakes_of(session).filter(|other| *other != session);
+        others.filter_map(|other| Some((other, self.tables.sessions.get(&other)?.seq))).collect()
+    }
+
     /// Where a ticket stands.
     pub fn ticket(&self, prefix: &Prefix, ticket: TicketId) -> TicketState {
         let key = self.prefix_id(prefix).map(|prefix| TicketKey { prefix, ticket });
@@ -95,6 +102,18 @@ impl Machine {
         chats.map(|chat| (record.prefix.clone(), chat.chat.clone())).collect()
     }
 
+    /// For how long back a message id is surely recognised, ms (SPEC G1): the configured window, or
+    /// less where so many ids came that the oldest were forgotten early.
+    pub fn dedupe_window_ms(&self) -> u64 {
+        let (limits, now_ms) = (&self.tables.meta.limits, self.tables.meta.now_ms);
+        let full = self.tables.seen.len() >= u64::from(limits.dedupe_ids_max);
+        let oldest = self.index.seen.first_key_value().filter(|_| full);
+        let oldest = oldest.and_then(|(_, digest)| self.tables.seen.get(digest));
+        oldest.map_or(limits.dedupe_ms, |seen| {
+            now_ms.saturating_sub(seen.seen_ms).min(limits.dedupe_ms)
+        })
+    }
+
     /// Dead letters of a prefix.
     pub fn dead_letters(&self, prefix: &Prefix) -> Vec<DeadLetter> {
         let Some(prefix) = self.prefix_id(prefix) else { return Vec::new() };
@@ -115,17 +134,23 @@ impl Machine {
         let first = (prefix, 0, TaskKey { prefix, id: String::new() });
         let due = self.index.due.range(first..);
         let due = due.take_while(|(of, due_ms, _)| *of == prefix && *due_ms <= until_ms);
-        due.take(limit)
-            .filter_map(|(_, due_ms, key)| {
-                let task = self.tables.tasks.get(key)?;
-                Some(TaskView {
-                    id: key.id.clone(),
-                    due_ms: *due_ms,
-                    claimed_by: task.claimed_by,
-                    attempt: task.attempt,
-                    body: task.body.0.to_vec(),
-                })
-            })
-            .collect()
+        due.take(limit).filter_map(|(_, _, key)| self.task_view(key)).collect()
+    }
+
+    /// One task of a prefix.
+    pub fn task(&self, prefix: &Prefix, id: &str) -> Option<TaskView> {
+        self.task_view(&TaskKey { prefix: self.prefix_id(prefix)?, id: id.to_owned() })
+    }
+
+    fn task_view(&self, key: &TaskKey) -> Option<TaskView> {
+        let task = self.tables.tasks.get(key)?;
+        Some(TaskView {
+            id: key.id.clone(),
+            due_ms: task.due_ms,
+            claimed_by: task.claimed_by,
+            fence: task.fence,
+            attempt: task.attempt,
+            body: task.body.0.to_vec(),
+        })
     }
 }

@@ -66,6 +66,15 @@ pub enum SendError {
         /// How long.
         retry_after: Duration,
     },
+    /// This transport allows one session, and another replica has it (SPEC D3).
+    #[error(
+        "this replica does not lead the transport, {} does; send there, or wait for Bot::ready()",
+        leader.as_deref().unwrap_or("nobody")
+    )]
+    ProviderNotLeader {
+        /// The replica that leads it, if one does.
+        leader: Option<String>,
+    },
     /// The other side will not have it; it is not tried again.
     #[error("refused: {why}")]
     Refused {

@@ -50,6 +50,8 @@ struct Transcript {
     resent: u64,
     // Errors to answer the next sends with, first one first.
     faults: std::collections::VecDeque<SendError>,
+    // The next send arrives, and its answer never comes.
+    answer_lost: bool,
 }
 
 struct Inner {
@@ -58,6 +60,20 @@ struct Inner {
     changed: Arc<watch::Sender<u64>>,
     // This replica's own.
     link: watch::Sender<Option<Link>>,
+    exclusive: bool,
+    // Whether the outside lets this replica connect.
+    up: watch::Sender<bool>,
+}
+
+impl Inner {
+    fn new(
+        transcript: Arc<Mutex<Transcript>>,
+        changed: Arc<watch::Sender<u64>>,
+        exclusive: bool,
+    ) -> Self {
+        let (link, up) = (watch::channel(None).0, watch::channel(true).0);
+        Self { transcript, changed, link, exclusive, up }
+    }
 }
 
 /// See the module. Cheap to clone: clones are one provider.
@@ -76,17 +92,35 @@ impl fmt::Debug for ScriptedProvider {
 impl ScriptedProvider {
     /// A channel of that id.
     pub fn new(id: &str) -> Self {
+        Self::with(id, false)
+    }
+
+    /// A channel of that id that allows one session, as a bot's long poll does (SPEC D1).
+    pub fn exclusive(id: &str) -> Self {
+        Self::with(id, true)
+    }
+
+    fn with(id: &str, exclusive: bool) -> Self {
         let (transcript, changed) = (Arc::default(), Arc::new(watch::channel(0).0));
-        let inner = Inner { transcript, changed, link: watch::channel(None).0 };
-        Self { id: id.into(), inner: Arc::new(inner) }
+        Self { id: id.into(), inner: Arc::new(Inner::new(transcript, changed, exclusive)) }
     }
 
     /// The same channel at another replica: its users are the same people, who hear both.
     #[must_use]
     pub fn replica(&self) -> Self {
         let (transcript, changed) = (self.inner.transcript.clone(), self.inner.changed.clone());
-        let inner = Inner { transcript, changed, link: watch::channel(None).0 };
+        let inner = Inner::new(transcript, changed, self.inner.exclusive);
         Self { id: self.id.clone(), inner: Arc::new(inner) }
+    }
+
+    /// Whether a bot runs this replica's session.
+    pub fn is_connected(&self) -> bool {
+        self.inner.link.borrow().is_some()
+    }
+
+    /// The outside closes this replica's session, and any it opens, until told otherwise.
+    pub fn set_up(&self, up: bool) {
+        self.inner.up.send_replace(up);
     }
 
     /// One user of the channel, in a chat of their own, at this replica.
@@ -105,6 +139,11 @@ impl ScriptedProvider {
         self.inner.transcript.lock().faults.extend(faults);
     }
 
+    /// The next send arrives, and its answer never comes: the moment at which a sender may die.
+    pub fn lose_next_answer(&self) {
+        self.inner.transcript.lock().answer_lost = true;
+    }
+
     /// How often a reply came again under an id that had arrived.
     pub fn resent(&self) -> u64 {
         self.inner.transcript.lock().resent
@@ -121,6 +160,14 @@ impl ScriptedProvider {
     }
 }
 
+struct Disconnect<'a>(&'a watch::Sender<Option<Link>>);
+
+impl Drop for Disconnect<'_> {
+    fn drop(&mut self) {
+        self.0.send_replace(None);
+    }
+}
+
 #[async_trait]
 impl Provider for ScriptedProvider {
     fn id(&self) -> &str {
@@ -128,18 +175,27 @@ impl Provider for ScriptedProvider {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { exclusive_session: false, listed: 0, sends: true }
+        let exclusive_session = self.inner.exclusive;
+        Capabilities { exclusive_session, listed: 0, sends: true }
     }
 
     async fn run(&self, link: Link) -> Result<Closed, ProviderError> {
+        // However it ends, also where it is dropped: nobody is connected any more.
+        let _disconnect = Disconnect(&self.inner.link);
+        let mut up = self.inner.up.subscribe();
+        if !*up.borrow_and_update() {
+            return Ok(Closed::ByPeer);
+        }
         self.inner.link.send_replace(Some(link.clone()));
-        link.closing().await;
-        self.inner.link.send_replace(None);
-        Ok(Closed::Asked)
+        tokio::select! {
+            () = link.closing() => Ok(Closed::Asked),
+            // The sender is this provider's own.
+            _ = up.wait_for(|up| !up) => Ok(Closed::ByPeer),
+        }
     }
 
     async fn send(&self, delivery: &Delivery) -> Result<SentId, SendError> {
-        {
+        let answer_lost = {
             let mut transcript = self.inner.transcript.lock();
             if let Some(fault) = transcript.faults.pop_front() {
                 return Err(fault);
@@ -154,8 +210,12 @@ impl Provider for ScriptedProvider {
                 in_reply_to: delivery.in_reply_to.clone(),
                 fence: delivery.fence.0,
             });
-        }
+            std::mem::take(&mut transcript.answer_lost)
+        };
         self.inner.changed.send_modify(|count| *count += 1);
+        if answer_lost {
+            std::future::pending::<()>().await;
+        }
         Ok(SentId(delivery.id.clone()))
     }
 

@@ -525,7 +525,9 @@ fn lane_of(command: &Command, lanes: u16) -> u16 {
             }
         }
         Command::PutTask { prefix, id, .. }
+        | Command::EnsureTask { prefix, id, .. }
         | Command::ClaimTask { prefix, id, .. }
+        | Command::ReturnTask { prefix, id, .. }
         | Command::FinishTask { prefix, id, .. } => (prefix, id).hash(&mut hasher),
         Command::Keyed { command, .. } | Command::ForProcess { command, .. } => {
             return lane_of(command, lanes);
@@ -554,7 +556,7 @@ fn weight(command: &Command) -> usize {
             let messages: usize = messages.iter().map(|one| one.body.len() + SMALL).sum();
             SMALL + messages + cursor.as_deref().map_or(0, weight)
         }
-        Command::PutTask { body, .. } => SMALL + body.len(),
+        Command::PutTask { body, .. } | Command::EnsureTask { body, .. } => SMALL + body.len(),
         Command::Keyed { command, .. } | Command::ForProcess { command, .. } => {
             SMALL + weight(command)
         }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use super::{
-    Authority, CommitError, Consistency, DeadLetter, Feature, FencedLock, JournalRecord,
-    MemoryStore, Op, OutboxEntry, Row, RowKey, Store, StoreError, Table,
+    Authority, Claim, CommitError, Consistency, DeadLetter, Feature, FencedLock, JournalRecord,
+    MemoryStore, Op, OutboxEntry, Row, RowKey, Store, StoreError, Table, Task,
 };
 use crate::clock::BootInstant;
 use crate::types::{Incarnation, Prefix, Revision, TicketId};
@@ -122,6 +122,55 @@ macro_rules! pass_on {
             ) -> Result<bool, CommitError> {
                 let $this = self;
                 $inner.settle_dead_letter(ticket, retry).await
+            }
+            fn now_ms(&self) -> u64 {
+                let $this = self;
+                $inner.now_ms()
+            }
+            async fn ensure_task(
+                &self,
+                id: &str,
+                due_ms: u64,
+                body: Vec<u8>,
+            ) -> Result<bool, CommitError> {
+                let $this = self;
+                $inner.ensure_task(id, due_ms, body).await
+            }
+            async fn task(&self, id: &str) -> Result<Option<Task>, StoreError> {
+                let $this = self;
+                $inner.task(id).await
+            }
+            async fn task_changed(&self, id: &str, seen: Option<&Task>) -> Result<(), StoreError> {
+                let $this = self;
+                $inner.task_changed(id, seen).await
+            }
+            async fn claim_task(
+                &self,
+                id: &str,
+                due_ms: u64,
+                session: Incarnation,
+            ) -> Result<Option<Claim>, CommitError> {
+                let $this = self;
+                $inner.claim_task(id, due_ms, session).await
+            }
+            async fn finish_task(
+                &self,
+                id: &str,
+                due_ms: u64,
+                session: Incarnation,
+                next_ms: Option<u64>,
+            ) -> Result<bool, CommitError> {
+                let $this = self;
+                $inner.finish_task(id, due_ms, session, next_ms).await
+            }
+            async fn return_task(
+                &self,
+                id: &str,
+                due_ms: u64,
+                session: Incarnation,
+            ) -> Result<bool, CommitError> {
+                let $this = self;
+                $inner.return_task(id, due_ms, session).await
             }
             fn deadline(&self) -> BootInstant {
                 let $this = self;

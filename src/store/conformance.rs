@@ -26,10 +26,14 @@
 // A failed check is a panic: that is what a test is told by.
 #![allow(clippy::unwrap_used)]
 
+pub mod tasks;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
+
+use tasks::g4_an_occurrence_is_one_replicas_until_it_is_finished;
 
 use super::{
     Authority, CommitError, Consistency, Expect, Feature, Op, RowKey, Store, StoreExt, Table,
@@ -99,6 +103,7 @@ where
         c9_after_its_last_attempt_a_message_is_a_dead_letter,
         g1_a_message_is_handled_once,
         g3_an_outbox_keeps_order_and_passes_over_known_ids,
+        g4_an_occurrence_is_one_replicas_until_it_is_finished,
     );
 }
 

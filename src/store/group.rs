@@ -12,8 +12,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{
-    Authority, CommitError, Consistency, DeadLetter, Feature, FencedLock, JournalRecord, Op,
-    OutboxEntry, Row, RowKey, Store, StoreError, Table,
+    Authority, Claim, CommitError, Consistency, DeadLetter, Feature, FencedLock, JournalRecord, Op,
+    OutboxEntry, Row, RowKey, Store, StoreError, Table, Task,
 };
 use crate::clock::BootInstant;
 use crate::coordinator::{CoordinatorOptions, GroupCoordinator, LostReason, MemoryCoordinator};
@@ -340,6 +340,65 @@ impl Store for GroupStore {
 
     async fn settle_dead_letter(&self, ticket: TicketId, retry: bool) -> Result<bool, CommitError> {
         self.settle(Command::DeadLetter { prefix: self.prefix.clone(), ticket, retry }).await
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.look(Machine::now_ms).max(self.group.clock().wall_ms())
+    }
+
+    async fn ensure_task(&self, id: &str, due_ms: u64, body: Vec<u8>) -> Result<bool, CommitError> {
+        let (prefix, id) = (self.prefix.clone(), id.to_owned());
+        self.settle(Command::EnsureTask { prefix, id, due_ms, body }).await
+    }
+
+    async fn task(&self, id: &str) -> Result<Option<Task>, StoreError> {
+        Ok(self.look(|machine| machine.task(&self.prefix, id)))
+    }
+
+    async fn task_changed(&self, id: &str, seen: Option<&Task>) -> Result<(), StoreError> {
+        // Registered before the look: nothing falls between the look and the wait.
+        let topic = Topic::Task(self.prefix.clone(), id.to_owned());
+        let mut changed = self.group.wakeups().wait_for(topic);
+        while self.task(id).await?.as_ref() == seen {
+            changed.woken().await;
+        }
+        Ok(())
+    }
+
+    async fn claim_task(
+        &self,
+        id: &str,
+        due_ms: u64,
+        session: Incarnation,
+    ) -> Result<Option<Claim>, CommitError> {
+        let (prefix, id) = (self.prefix.clone(), id.to_owned());
+        let claim = Command::ClaimTask { prefix, id, due_ms, session };
+        match self.execute(claim, self.deadline()).await? {
+            Reply::Claimed { fence, attempt } => Ok(Some(Claim { fence, attempt })),
+            Reply::Stale | Reply::SessionExpired => Ok(None),
+            other => Err(refused(other)),
+        }
+    }
+
+    async fn finish_task(
+        &self,
+        id: &str,
+        due_ms: u64,
+        session: Incarnation,
+        next_ms: Option<u64>,
+    ) -> Result<bool, CommitError> {
+        let (prefix, id) = (self.prefix.clone(), id.to_owned());
+        self.settle(Command::FinishTask { prefix, id, due_ms, session, next_ms }).await
+    }
+
+    async fn return_task(
+        &self,
+        id: &str,
+        due_ms: u64,
+        session: Incarnation,
+    ) -> Result<bool, CommitError> {
+        let (prefix, id) = (self.prefix.clone(), id.to_owned());
+        self.settle(Command::ReturnTask { prefix, id, due_ms, session }).await
     }
 
     fn deadline(&self) -> BootInstant {

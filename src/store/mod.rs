@@ -23,7 +23,7 @@ pub use ext::{StoreExt, UpdateError};
 pub use group::{GroupStore, MemoryStore, RaftStore};
 
 pub use crate::machine::{
-    Admit, DeadLetter, Expect, JournalRecord, OutboxEntry, Outgoing, Row, Table,
+    Admit, DeadLetter, Expect, JournalRecord, OutboxEntry, Outgoing, Row, Table, TaskView as Task,
 };
 
 /// Names one row inside a store's prefix.
@@ -197,6 +197,8 @@ pub enum Feature {
     Durability,
     /// Fenced locks.
     Locks,
+    /// Scheduled tasks (SPEC G4).
+    Tasks,
 }
 
 /// A held lock (SPEC F2).
@@ -206,6 +208,15 @@ pub struct FencedLock {
     pub token: Incarnation,
     /// Grows with every acquisition; give it to the resource.
     pub fence: Fence,
+}
+
+/// A claimed occurrence of a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// Grows with every claim; give it to the resource.
+    pub fence: Fence,
+    /// How often this occurrence was claimed, this one included.
+    pub attempt: u32,
 }
 
 /// What a bot keeps. See the module's rustdoc for the duties of a caller.
@@ -287,6 +298,47 @@ pub trait Store: Send + Sync + 'static {
 
     /// Puts a dead letter back (`retry`) or drops it; `false` where there is none of that ticket.
     async fn settle_dead_letter(&self, ticket: TicketId, retry: bool) -> Result<bool, CommitError>;
+
+    /// The group's time, ms since the Unix epoch: never behind what it judged a claim by (DESIGN 9).
+    fn now_ms(&self) -> u64;
+
+    /// Sees to it that a task of this body is there: a new one is first due at `due_ms`, one with
+    /// another body gets this one and `due_ms`, one with the same body stays as it is. `false` where
+    /// it has another body and an occurrence of it is claimed.
+    async fn ensure_task(&self, id: &str, due_ms: u64, body: Vec<u8>) -> Result<bool, CommitError>;
+
+    /// A task, as this node sees it.
+    async fn task(&self, id: &str) -> Result<Option<Task>, StoreError>;
+
+    /// Returns once the task is no longer as it was `seen`.
+    async fn task_changed(&self, id: &str, seen: Option<&Task>) -> Result<(), StoreError>;
+
+    /// Claims the occurrence of a task at `due_ms` for a live session; `None` where it is claimed,
+    /// past or still to come. The claim ends with the session.
+    async fn claim_task(
+        &self,
+        id: &str,
+        due_ms: u64,
+        session: Incarnation,
+    ) -> Result<Option<Claim>, CommitError>;
+
+    /// Ends a claimed occurrence and sets the next one; without one the task is removed. `false`
+    /// where the occurrence is not this session's.
+    async fn finish_task(
+        &self,
+        id: &str,
+        due_ms: u64,
+        session: Incarnation,
+        next_ms: Option<u64>,
+    ) -> Result<bool, CommitError>;
+
+    /// Gives a claimed occurrence back, for another to claim; `false` where it is not this session's.
+    async fn return_task(
+        &self,
+        id: &str,
+        due_ms: u64,
+        session: Incarnation,
+    ) -> Result<bool, CommitError>;
 
     /// Until when a call made now may take; the store's own deadline for one operation.
     fn deadline(&self) -> BootInstant;

@@ -32,9 +32,18 @@ pub struct Bots {
 
 impl Bots {
     pub fn new() -> Self {
+        Self::with(ScriptedProvider::new("x"))
+    }
+
+    /// Replicas of whose provider only one may be connected.
+    pub fn exclusive() -> Self {
+        Self::with(ScriptedProvider::exclusive("x"))
+    }
+
+    fn with(provider: ScriptedProvider) -> Self {
         let clock = ManualClock::new();
         let hub = MemoryHub::with_clock(clock.clone());
-        Self { clock, hub, provider: ScriptedProvider::new("x"), named: 0 }
+        Self { clock, hub, provider, named: 0 }
     }
 
     /// Starts another replica of the bot that `make` makes.

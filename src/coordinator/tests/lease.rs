@@ -323,7 +323,16 @@ async fn i1_a_crash_releases_nothing() {
     assert!(look(&hub, |machine| machine.session(session).is_none()));
 }
 
-/// A3: two live replicas of one name both hear of it.
+fn told_of(events: &mut tokio::sync::broadcast::Receiver<CoordinatorEvent>) -> Vec<Incarnation> {
+    let events = std::iter::from_fn(|| events.try_recv().ok());
+    let others = events.filter_map(|event| match event {
+        CoordinatorEvent::ReplicaIdShared { other } => Some(other),
+        _ => None,
+    });
+    others.collect()
+}
+
+/// A3: two live replicas of one name both hear of it, once.
 #[tokio::test]
 async fn a3_two_replicas_of_one_name_are_told() {
     let Scene { clock, a, b, .. } = scene();
@@ -333,14 +342,82 @@ async fn a3_two_replicas_of_one_name_are_told() {
     let mut newer_events = newer.events();
     newer.open().await.unwrap();
     let (old, new) = (older.incarnation().unwrap(), newer.incarnation().unwrap());
-    pass(&clock, LEASE).await;
-    let told = |events: &mut tokio::sync::broadcast::Receiver<CoordinatorEvent>, other| {
-        std::iter::from_fn(|| events.try_recv().ok())
-            .filter(|event| *event == CoordinatorEvent::ReplicaIdShared { other })
-            .count()
+    assert_eq!(told_of(&mut newer_events), [], "that the older one is there says nothing yet");
+    pass(&clock, LEASE * 2).await;
+    assert_eq!(told_of(&mut older_events), [new]);
+    assert_eq!(told_of(&mut newer_events), [old]);
+}
+
+/// A3: what a process left behind of itself is nobody else. Here openings whose answer was lost, an
+/// opening that arrives long after, and a session that was given up and could not be closed.
+#[tokio::test]
+async fn a3_a_replica_does_not_take_itself_for_another() {
+    let lease = Duration::from_millis(900);
+    let Scene { clock, hub, a, .. } = scene();
+    let (late, mut openings) = (gate(), 0);
+    let held = late.clone();
+    a.faults(move |command| {
+        openings += u32::from(matches!(command, Command::OpenSession { .. }));
+        match command {
+            Command::OpenSession { .. } if openings == 1 => Some(Fault::Hold(held.clone())),
+            Command::OpenSession { .. } if openings == 2 => Some(Fault::LoseAnswer),
+            _ => None,
+        }
+    });
+    let replica = a.coordinator("same", lease);
+    let mut events = replica.events();
+    let opening = tokio::spawn({
+        let replica = replica.clone();
+        async move { replica.open().await }
+    });
+    // Each attempt waits 600 ms for its answer, and the next comes 200 ms later.
+    settle().await;
+    pass(&clock, Duration::from_millis(1_650)).await;
+    opening.await.unwrap().unwrap();
+    let mine = replica.incarnation().unwrap();
+    let others = || look(&hub, |machine| machine.namesakes(mine));
+    assert!(others().iter().any(|(other, _)| *other < mine), "one of its own still lives");
+    late.send_replace(true);
+    settle().await;
+    assert!(others().iter().any(|(other, _)| *other > mine), "one of its own came late");
+    pass(&clock, lease).await;
+    assert_eq!(told_of(&mut events), []);
+
+    // Renewals and the closing arrive only after it has given up and opened another.
+    let late = gate();
+    let held = late.clone();
+    a.faults(move |command| match command {
+        Command::RenewSession { session, .. } | Command::CloseSession { session }
+            if *session == mine =>
+        {
+            Some(Fault::Hold(held.clone()))
+        }
+        _ => None,
+    });
+    let given_up = async {
+        while replica.incarnation().is_none_or(|now| now == mine) {
+            pass(&clock, Duration::from_millis(50)).await;
+        }
     };
-    assert_eq!(told(&mut older_events, new), 1, "the older one, at its next renewal, once");
-    assert_eq!(told(&mut newer_events, old), 1, "the newer one, as it opens");
+    tokio::time::timeout(SECOND * 20, given_up).await.expect("it comes back as another");
+    let now = replica.incarnation().unwrap();
+    late.send_replace(true);
+    pass(&clock, lease * 4).await;
+    assert_eq!(replica.incarnation(), Some(now), "nothing happened to the new one");
+    assert_eq!(told_of(&mut events), []);
+}
+
+/// A3: an earlier life of the process that was killed is nobody else either.
+#[tokio::test]
+async fn a3_a_replica_restarted_within_its_lease_is_not_two() {
+    let Scene { clock, a, b, .. } = scene();
+    let first = open(&a, "same").await;
+    first.crash();
+    let second = b.coordinator("same", LEASE);
+    let mut events = second.events();
+    second.open().await.unwrap();
+    pass(&clock, LEASE * 2).await;
+    assert_eq!(told_of(&mut events), []);
 }
 
 /// What a log said.

@@ -6,7 +6,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::*;
-use crate::coordinator::{JournaledTurn, MemoryCoordinator};
+use crate::coordinator::{CoordinationError, JournaledTurn, MemoryCoordinator, UnavailableCause};
 use crate::machine::{
     Admission, Batch, BatchReply, ClientId, Limits, QueueKey, QueueKind, SessionKind,
 };
@@ -352,4 +352,25 @@ async fn e2_a_dropped_coordinator_ends_with_its_lease() {
     assert!(look(&hub, |machine| machine.session(session).is_some()));
     pass(&clock, LEASE + SECOND).await;
     assert!(look(&hub, |machine| machine.session(session).is_none()));
+}
+
+/// B4: a wait that the group cannot end says that it is the group, and names who held the turn.
+#[tokio::test]
+async fn b4_a_wait_without_a_quorum_says_so() {
+    let Scene { clock, a, b, .. } = scene();
+    let (first, second) = (open(&a, "a").await, open(&b, "b").await);
+    let held = turn(&first, &chat("c")).await;
+    let mut ticket = second.take_ticket(&chat("c")).await.unwrap();
+    let until = clock.now() + SECOND * 9;
+    b.faults(|_| Some(Fault::Refuse));
+    let waiting = tokio::spawn(async move { second.wait_turn(&mut ticket, until).await.map(drop) });
+    pass(&clock, SECOND * 9).await;
+    let error = waiting.await.unwrap().unwrap_err();
+    let CoordinationError::Unavailable { cause, key, holder, fence, age_ms, .. } = &error else {
+        panic!("{error:?}")
+    };
+    assert_eq!((*cause, key.as_str()), (UnavailableCause::NoQuorum, "test:c"));
+    assert_eq!((*holder, *fence), (Some(held.incarnation()), Some(held.fence())));
+    assert!(*age_ms >= 9_000, "{error}");
+    assert!(error.to_string().contains("1 of 3 voters"), "{error}");
 }

@@ -174,7 +174,10 @@ fn writes(model: &Model) -> BoxedStrategy<Command> {
     let commits = (authorities(model), prop::collection::vec(ops(model), 1..5));
     let admissions = (sessions(model), prop::collection::vec(messages(), 1..3));
     let marks = (select(&CHATS[..]), 0..5_u64, sessions(model));
-    let tasks = || (select(&["t", "u"][..]), select(&[10_u64, 20][..]), sessions(model));
+    // The second instant is reached only in the course of a longer run.
+    let instants = [10_u64, 3_000];
+    let tasks = move || (select(&["t", "u"][..]), select(instants.to_vec()), sessions(model));
+    let bodies = || select(&["t", "other"][..]).prop_map(|body| body.as_bytes().to_vec());
     let mut dead: Vec<TicketId> = model.dead.iter().map(|dead| dead.0).collect();
     dead.push(TicketId(1));
     prop_oneof![
@@ -185,13 +188,19 @@ fn writes(model: &Model) -> BoxedStrategy<Command> {
         4 => marks.prop_map(|(chat, up_to, session)| {
             Command::MarkSent { prefix: p(), chat: chat.into(), up_to, session }
         }),
-        1 => tasks().prop_map(|(id, due_ms, _)| {
-            Command::PutTask { prefix: p(), id: id.into(), due_ms, body: b"t".to_vec() }
+        1 => (tasks(), bodies()).prop_map(|((id, due_ms, _), body)| {
+            Command::PutTask { prefix: p(), id: id.into(), due_ms, body }
+        }),
+        1 => (tasks(), bodies()).prop_map(|((id, due_ms, _), body)| {
+            Command::EnsureTask { prefix: p(), id: id.into(), due_ms, body }
+        }),
+        1 => tasks().prop_map(|(id, due_ms, session)| {
+            Command::ReturnTask { prefix: p(), id: id.into(), due_ms, session }
         }),
         1 => tasks().prop_map(|(id, due_ms, session)| {
             Command::ClaimTask { prefix: p(), id: id.into(), due_ms, session }
         }),
-        1 => (tasks(), select(&[None, Some(10_u64), Some(20)][..])).prop_map(
+        1 => (tasks(), select(&[None, Some(10_u64), Some(3_000)][..])).prop_map(
             |((id, due_ms, session), next_ms)| {
                 Command::FinishTask { prefix: p(), id: id.into(), due_ms, session, next_ms }
             }
@@ -315,10 +324,14 @@ impl Subject {
             assert_eq!(chats, model.chats_to_send(life.id));
         }
         let mut jobs: Vec<_> =
-            model.jobs.iter().map(|job| (job.due_ms, job.id.clone(), job.claimed_by)).collect();
+            model.jobs.iter().map(|j| (j.due_ms, j.id.clone(), j.claimed_by, j.attempt)).collect();
         jobs.sort();
-        let due = machine.tasks_due(&p(), 100, 100).into_iter();
-        assert_eq!(due.map(|t| (t.due_ms, t.id, t.claimed_by)).collect::<Vec<_>>(), jobs);
+        let due = machine.tasks_due(&p(), 9_999, 100).into_iter();
+        let due: Vec<_> = due.map(|t| (t.due_ms, t.id, t.claimed_by, t.attempt)).collect();
+        assert_eq!(due, jobs);
+        for job in &model.jobs {
+            assert_eq!(machine.task(&p(), &job.id).map(|task| task.body), Some(job.body.clone()));
+        }
         let dead: Vec<_> = machine.dead_letters(&p()).iter().map(|dead| dead.ticket).collect();
         assert!(dead.into_iter().eq(model.dead.iter().map(|dead| dead.0)));
     }

@@ -50,7 +50,8 @@ pub(crate) struct Job {
     pub(crate) id: String,
     pub(crate) due_ms: u64,
     pub(crate) claimed_by: Option<Incarnation>,
-    pub(super) attempt: u32,
+    pub(crate) attempt: u32,
+    pub(crate) body: Vec<u8>,
 }
 
 #[derive(Clone, Debug)]
@@ -176,7 +177,16 @@ impl Model {
                 }
             }
             Command::MarkSent { chat, up_to, session, .. } => self.mark(chat, *up_to, *session),
-            Command::PutTask { id, due_ms, .. } => self.put_job(id, *due_ms),
+            Command::PutTask { id, due_ms, body, .. } => self.put_job(id, *due_ms, body),
+            Command::EnsureTask { id, due_ms, body, .. } => {
+                match self.jobs.iter().any(|job| job.id == *id && job.body == *body) {
+                    true => Reply::Done,
+                    false => self.put_job(id, *due_ms, body),
+                }
+            }
+            Command::ReturnTask { id, due_ms, session, .. } => {
+                self.return_job(id, *due_ms, *session)
+            }
             Command::ClaimTask { id, due_ms, session, .. } => self.claim(id, *due_ms, *session),
             Command::FinishTask { id, due_ms, session, next_ms, .. } => {
                 self.finish(id, *due_ms, *session, *next_ms)

@@ -194,14 +194,30 @@ impl Model {
         chats
     }
 
-    pub(super) fn put_job(&mut self, id: &str, due_ms: u64) -> Reply {
+    pub(super) fn put_job(&mut self, id: &str, due_ms: u64, body: &[u8]) -> Reply {
+        let body = body.to_vec();
         match self.jobs.iter_mut().find(|job| job.id == id) {
             Some(job) if job.claimed_by.is_some() => return Reply::Stale,
-            Some(job) if job.due_ms == due_ms => {}
-            Some(job) => (job.due_ms, job.attempt) = (due_ms, 0),
+            Some(job) if job.due_ms == due_ms => job.body = body,
+            Some(job) => (job.due_ms, job.attempt, job.body) = (due_ms, 0, body),
             None => {
-                self.jobs.push(Job { id: id.into(), due_ms, claimed_by: None, attempt: 0 });
+                let id = id.into();
+                self.jobs.push(Job { id, due_ms, claimed_by: None, attempt: 0, body });
             }
+        }
+        Reply::Done
+    }
+
+    pub(super) fn return_job(&mut self, id: &str, due_ms: u64, session: Incarnation) -> Reply {
+        if !self.may_act(session) {
+            return Reply::SessionExpired;
+        }
+        let ours = |job: &&mut Job| {
+            job.id == id && job.due_ms == due_ms && job.claimed_by == Some(session)
+        };
+        match self.jobs.iter_mut().find(ours) {
+            Some(job) => job.claimed_by = None,
+            None => return Reply::Stale,
         }
         Reply::Done
     }
@@ -210,8 +226,10 @@ impl Model {
         if !self.may_act(session) {
             return Reply::SessionExpired;
         }
-        let open =
-            |job: &&mut Job| job.id == id && job.due_ms == due_ms && job.claimed_by.is_none();
+        let now_ms = self.now_ms;
+        let open = |job: &&mut Job| {
+            job.id == id && job.due_ms == due_ms && due_ms <= now_ms && job.claimed_by.is_none()
+        };
         let Some(job) = self.jobs.iter_mut().find(open) else { return Reply::Stale };
         self.fence += 1;
         job.claimed_by = Some(session);

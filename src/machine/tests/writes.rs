@@ -346,6 +346,39 @@ fn g4_an_occurrence_is_claimed_by_one_at_a_time() {
 }
 
 #[test]
+fn g4_an_occurrence_that_is_given_back_counts_its_attempts() {
+    let mut kit = Kit::new();
+    let (a, b) = (kit.replica("a"), kit.replica("b"));
+    let ensure = |due_ms, body: &str| Command::EnsureTask {
+        prefix: p(),
+        id: "t".into(),
+        due_ms,
+        body: body.into(),
+    };
+    let claim =
+        |session, due_ms| Command::ClaimTask { prefix: p(), id: "t".into(), due_ms, session };
+    let back =
+        |session, due_ms| Command::ReturnTask { prefix: p(), id: "t".into(), due_ms, session };
+    let changed = Effect::TaskChanged { prefix: p(), id: "t".into() };
+    assert_eq!(kit.run(ensure(50, "v1")), Reply::Done);
+    assert_eq!(kit.effects, std::slice::from_ref(&changed));
+    assert_eq!(kit.run(ensure(70, "v1")), Reply::Done);
+    assert_eq!(kit.effects, [], "another replica that starts later moves nothing");
+    assert_eq!(kit.run(claim(a, 50)), Reply::Claimed { fence: Fence(1), attempt: 1 });
+    assert_eq!(kit.run(ensure(70, "v2")), Reply::Stale, "not under a running one");
+    assert_eq!(kit.run(back(b, 50)), Reply::Stale, "only whoever claimed it");
+    assert_eq!(kit.run(back(a, 50)), Reply::Done);
+    assert_eq!(kit.effects, std::slice::from_ref(&changed));
+    assert_eq!(kit.run(claim(b, 50)), Reply::Claimed { fence: Fence(2), attempt: 2 });
+    kit.close(b);
+    assert!(kit.effects.contains(&changed), "the end of a session frees its claims");
+    assert_eq!(kit.run(ensure(2_000, "v2")), Reply::Done, "a new definition, a new instant");
+    assert_eq!(kit.run(claim(a, 2_000)), Reply::Stale, "not before its time");
+    kit.now_ms = 2_000;
+    assert_eq!(kit.run(claim(a, 2_000)), Reply::Claimed { fence: Fence(3), attempt: 1 });
+}
+
+#[test]
 fn k6_an_idempotency_key_runs_its_command_once() {
     let limits = Limits { idempotency_keys_max: 2, idempotency_ms: 100, ..Limits::default() };
     let mut kit = Kit::with(limits);
