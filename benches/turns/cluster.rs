@@ -185,6 +185,11 @@ impl Cluster {
         }
     }
 
+    /// The last entry the node of this process has applied.
+    pub(crate) fn applied(&self) -> u64 {
+        self.node.status().applied
+    }
+
     /// Resident memory of the `botmesh run` processes, in MiB.
     pub(crate) fn resident_mib(&self) -> Result<Vec<f64>, Fault> {
         let resident = |other: &Other| -> Result<f64, Fault> {

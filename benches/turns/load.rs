@@ -112,7 +112,7 @@ impl Chats {
 }
 
 /// Counts turns a second and keeps the latencies of a worker's share.
-struct Meter {
+pub(crate) struct Meter {
     began: Instant,
     until: Instant,
     seconds: Vec<AtomicU64>,
@@ -120,25 +120,29 @@ struct Meter {
 }
 
 impl Meter {
-    fn new(length: Duration) -> Self {
+    pub(crate) fn new(length: Duration) -> Self {
         let began = Instant::now() + WARM_UP;
         let seconds = (0..length.as_secs()).map(|_| AtomicU64::new(0)).collect();
         Self { began, until: began + length, seconds, grants: Mutex::default() }
     }
 
-    fn goes_on(&self) -> bool {
+    pub(crate) fn goes_on(&self) -> bool {
         Instant::now() < self.until
     }
 
-    fn turn_done(&self) {
+    pub(crate) fn turn_done(&self) {
         let Some(since) = Instant::now().checked_duration_since(self.began) else { return };
         if let Some(second) = self.seconds.get(since.as_secs() as usize) {
             second.fetch_add(1, SeqCst);
         }
     }
 
+    pub(crate) fn per_second(&self) -> Vec<f64> {
+        self.seconds.iter().map(|second| second.load(SeqCst) as f64).collect()
+    }
+
     fn finish(self, chats: &Chats) -> Many {
-        let per_second = self.seconds.iter().map(|second| second.load(SeqCst) as f64).collect();
+        let per_second = self.per_second();
         Many { per_second, grants: self.grants.into_inner(), checks: chats.checks() }
     }
 }

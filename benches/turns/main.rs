@@ -10,7 +10,10 @@
 //! A turn: take a ticket → the *own* node applies the grant → release, answered after the own node
 //! applied it. Every turn is checked: no two of a chat at one instant, fences only grow.
 //!
-//! It ends by itself in less than two minutes.
+//! Messages go a longer way: a bot on the node of this process journals each, takes it through a
+//! step of a persistent flow and sends the reply.
+//!
+//! It ends by itself in less than three minutes.
 
 /// As the binary.
 #[cfg(feature = "mimalloc")]
@@ -20,6 +23,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 mod cluster;
 mod limits;
 mod load;
+mod messages;
 mod report;
 
 use std::path::PathBuf;
@@ -29,6 +33,8 @@ use report::Report;
 
 /// Chats the load is spread over.
 const CHATS: usize = 10_000;
+/// Chats of a bot that messages are spread over.
+const MESSAGE_CHATS: usize = 1_000;
 /// Turns in flight.
 const IN_FLIGHT: usize = 256;
 /// One measurement at full load.
@@ -47,7 +53,7 @@ fn main() -> Result<(), Fault> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let report = runtime.block_on(async {
         // An end that does not come is a failure too.
-        tokio::time::timeout(Duration::from_secs(115), run()).await?
+        tokio::time::timeout(Duration::from_secs(170), run()).await?
     })?;
     report.print();
     if let Some(path) = json {
@@ -95,6 +101,13 @@ async fn run() -> Result<Report, Fault> {
     report.add("turns_through_leader", "1/s", leader.per_second);
     report.add("ticket_to_grant_256_clients", "ms", leader.grants);
     report.checked(leader.checks);
+
+    let messages = messages::through_bot(&cluster, MESSAGE_CHATS, IN_FLIGHT, LOADED).await?;
+    report.add("message_to_reply_1_client", "ms", messages.one);
+    report.add("entries_per_message_1_client", "1", vec![messages.entries]);
+    report.add("messages_through_leader", "1/s", messages.many.per_second);
+    report.add("message_to_reply_256_clients", "ms", messages.many.grants);
+    report.checked(messages.many.checks);
 
     cluster.lead(cluster::Who::There).await?;
     let follower = load::many(&cluster, CHATS, IN_FLIGHT, LOADED).await?;
