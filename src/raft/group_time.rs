@@ -9,6 +9,9 @@
 //! * A clock counts by how far it is ahead of this node's boot clock, which nobody can set: so a
 //!   jump of the own wall clock moves one voice and not the others'.
 //! * With an even number of voices the earlier of the middle two counts: nothing ends early.
+//! * Only who leads gives stamps: what another node asks with is stamped by the leader. So a node whose
+//!   clock is behind does not begin its lead with a history of its own; and it goes on from what the
+//!   machine's time has reached, since an earlier stamp would only hold that still.
 //! * What a node stamps is slewed, never stepped: where the median moves, the stamp follows by at
 //!   most a quarter of the time that passes. While a node stamps nothing, that time passes too, so an
 //!   outage leaves no schedule behind.
@@ -67,8 +70,9 @@ impl GroupTime {
         self.inner.lock().peers.insert(peer, ahead);
     }
 
-    /// The stamp of an entry, where this node is `own` and these vote.
-    pub(crate) fn stamp_ms(&self, own: NodeId, voters: &BTreeSet<NodeId>) -> u64 {
+    /// The stamp of an entry, where this node is `own` and leads, these vote, and the machine's time
+    /// has `reached` so far.
+    pub(crate) fn stamp_ms(&self, own: NodeId, voters: &BTreeSet<NodeId>, reached: u64) -> u64 {
         let now = boot_ms(self.clock.now());
         let own_ahead = wall(self.clock.wall_ms()) - now;
         let mut inner = self.inner.lock();
@@ -92,6 +96,7 @@ impl GroupTime {
                 undisturbed + (target - undisturbed).clamp(-bound, bound)
             }
         };
+        let stamp = stamp.max(wall(reached));
         inner.last = Some((now, stamp));
         u64::try_from(stamp).unwrap_or(0)
     }
@@ -141,12 +146,12 @@ mod tests {
         time.heard(2, right);
         time.heard(3, right + 5);
         let all = voters(1..=3);
-        assert_eq!(time.stamp_ms(1, &all), right);
+        assert_eq!(time.stamp_ms(1, &all, 0), right);
         for jump in [HOUR_MS, -HOUR_MS] {
             clock.ahead_ms.store(jump, Ordering::Relaxed);
-            let before = time.stamp_ms(1, &all);
+            let before = time.stamp_ms(1, &all, 0);
             clock.boot.advance(SECOND);
-            let after = time.stamp_ms(1, &all);
+            let after = time.stamp_ms(1, &all, 0);
             // Five milliseconds are between the other two.
             assert!((995..=1_005).contains(&(after - before)), "{jump}: {before} {after}");
         }
@@ -159,10 +164,10 @@ mod tests {
         let right = clock.wall_ms();
         clock.ahead_ms.store(HOUR_MS, Ordering::Relaxed);
         time.heard(2, right);
-        assert_eq!(time.stamp_ms(1, &voters(1..=3)), right);
+        assert_eq!(time.stamp_ms(1, &voters(1..=3), 0), right);
         // A learner's voice does not count, nor that of one who left.
         time.heard(9, 0);
-        assert_eq!(time.stamp_ms(1, &voters(1..=3)), right);
+        assert_eq!(time.stamp_ms(1, &voters(1..=3), 0), right);
     }
 
     #[test]
@@ -170,18 +175,39 @@ mod tests {
         let clock = Arc::new(Wrong::default());
         let time = GroupTime::new(clock.clone());
         let alone = voters([1]);
-        let first = time.stamp_ms(1, &alone);
+        let first = time.stamp_ms(1, &alone, 0);
         clock.ahead_ms.store(HOUR_MS, Ordering::Relaxed);
         for second in 1..=10 {
             clock.boot.advance(SECOND);
-            assert_eq!(time.stamp_ms(1, &alone), first + second * 1_250);
+            assert_eq!(time.stamp_ms(1, &alone, 0), first + second * 1_250);
         }
         clock.ahead_ms.store(-HOUR_MS, Ordering::Relaxed);
-        let before = time.stamp_ms(1, &alone);
+        let before = time.stamp_ms(1, &alone, 0);
         clock.boot.advance(SECOND);
-        assert_eq!(time.stamp_ms(1, &alone), before + 750);
+        assert_eq!(time.stamp_ms(1, &alone, 0), before + 750);
         // Nothing was stamped for a day: nothing is left to correct.
         clock.boot.advance(SECOND * 86_400);
-        assert_eq!(time.stamp_ms(1, &alone), clock.wall_ms());
+        assert_eq!(time.stamp_ms(1, &alone, 0), clock.wall_ms());
+    }
+
+    #[test]
+    fn a_new_leader_whose_clock_is_behind_holds_nothing_still() {
+        let clock = Arc::new(Wrong::default());
+        let time = GroupTime::new(clock.clone());
+        let all = voters(1..=3);
+        let mut reached = clock.wall_ms();
+        clock.ahead_ms.store(-HOUR_MS, Ordering::Relaxed);
+        // Of the others it has heard one so far: of two voices the earlier counts, its own.
+        time.heard(2, reached);
+        for _ in 0..10 {
+            clock.boot.advance(SECOND);
+            let stamp = time.stamp_ms(1, &all, reached);
+            assert!(stamp >= reached, "the machine's time stands still");
+            reached = stamp.max(reached);
+            time.heard(2, clock.boot.wall_ms());
+            time.heard(3, clock.boot.wall_ms());
+        }
+        // It has caught up with the others' clocks, but for what the first seconds lost.
+        assert!(clock.boot.wall_ms() - reached < 2_000);
     }
 }

@@ -182,7 +182,9 @@ async fn talk(mut stream: UnixStream, answer: Answer, known: &Mutex<Acquaintance
         line.clear();
         let read = (&mut reader).take(LINE_MAX).read_until(b'\n', &mut line).await;
         if read.is_err() || line.last() != Some(&b'\n') {
-            // It has ended, or says what it cannot mean.
+            // It has ended, or says what it cannot mean. Either way its silence tells nothing from
+            // here on: a program that replaced itself, or let its runtime go, is not hung.
+            known.lock().beat = None;
             return;
         }
         match serde_json::from_slice(&line) {
