@@ -47,8 +47,8 @@ async fn feedback(c: &mut Convo<()>) -> Result {
 async fn replica(
     name: &str,
     hub: &MemoryHub,
-) -> Result<(Bot, MemoryCoordinator, ScriptedProvider)> {
-    let provider = ScriptedProvider::new("phone");
+    provider: &ScriptedProvider,
+) -> Result<(Bot, MemoryCoordinator)> {
     let coordinator = MemoryCoordinator::new(hub, name);
     let handover = Handover {
         flows: Flows::Forward,      // continue what can be stored
@@ -67,7 +67,7 @@ async fn replica(
         .build()
         .await?;
     bot.start().await?;
-    Ok((bot, coordinator, provider))
+    Ok((bot, coordinator))
 }
 
 async fn say(user: &ScriptedUser, text: &str) {
@@ -79,8 +79,11 @@ async fn say(user: &ScriptedUser, text: &str) {
 async fn main() -> Result {
     let clock = ManualClock::new();
     let hub = MemoryHub::with_clock(clock.clone());
-    let (_dies, dies, at_first) = replica("first", &hub).await?;
-    let (bot, _, at_second) = replica("second", &hub).await?;
+    // Two connections to one service.
+    let at_first = ScriptedProvider::new("phone");
+    let at_second = at_first.replica();
+    let (_dies, dies) = replica("first", &hub, &at_first).await?;
+    let (bot, _) = replica("second", &hub, &at_second).await?;
     let mut events = bot.events();
 
     say(&at_first.user("ann"), "trip").await;

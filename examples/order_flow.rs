@@ -54,8 +54,8 @@ async fn order(at: At, c: &mut Convo<Order>) -> Result<Next<At>> {
 async fn replica(
     coordinator: MemoryCoordinator,
     hub: &MemoryHub,
-) -> Result<(Bot, ScriptedProvider)> {
-    let provider = ScriptedProvider::new("phone");
+    provider: &ScriptedProvider,
+) -> Result<Bot> {
     let bot = Bot::builder()
         .provider(provider.clone())
         .store(hub.store(MemoryHub::default_prefix()))
@@ -66,7 +66,7 @@ async fn replica(
         .build()
         .await?;
     bot.start().await?;
-    Ok((bot, provider))
+    Ok(bot)
 }
 
 #[tokio::main]
@@ -77,8 +77,12 @@ async fn main() -> Result {
     let prefix = MemoryHub::default_prefix();
     let first = MemoryCoordinator::with(&hub, prefix.clone(), options.clone());
     let second = MemoryCoordinator::with(&hub, prefix, options);
-    let (_dies, at_first) = replica(first.clone(), &hub).await?;
-    let (bot, at_second) = replica(second, &hub).await?;
+    // Two connections to one service: what a dead replica has sent and not noted is sent again under
+    // the same id, and the service shows it once.
+    let at_first = ScriptedProvider::new("phone");
+    let at_second = at_first.replica();
+    let _dies = replica(first.clone(), &hub, &at_first).await?;
+    let bot = replica(second, &hub, &at_second).await?;
 
     let mut ann = at_first.user("ann");
     let answers = ["order", "tea", "many", "3", "221b Baker Street", "yes"];

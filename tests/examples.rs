@@ -66,3 +66,8 @@ fn three_nodes_carry_on_without_one() {
 fn l9_a_bot_mounts_in_an_axum_application() {
     says("mount_in_axum", &["this is the shop", r#""duplicate":false"#, "echo: hello"]);
 }
+
+#[test]
+fn scheduler_runs_each_occurrence_once_and_what_failed_again() {
+    says("scheduler", &["attempt 2", "What do you plan today?", "Noted."]);
+}
