@@ -94,6 +94,9 @@ pub(crate) struct Kept {
     /// The question is asked again: the answer was too large to be kept, or its step failed with it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) again: bool,
+    /// What hooks made of the journaled message was too large to be kept: they run again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) unkept: bool,
 }
 
 /// Why a conversation left a stub; as stored.
@@ -176,7 +179,7 @@ impl Checkpoint {
 
     /// The same, but its step runs again from its start and asks anew.
     pub(crate) fn asking_again(self) -> Self {
-        let answer = Kept { sends: 0, tries: 0, message: None, again: true };
+        let answer = Kept { sends: 0, tries: 0, message: None, again: true, unkept: false };
         Self { waits: None, answer: Some(answer), ..self }
     }
 
@@ -193,10 +196,11 @@ impl Checkpoint {
     }
 
     /// What hooks made of the message of this ticket, where it was at work when this was written:
-    /// they do not run again for it (SPEC C8).
+    /// they do not run again for it (SPEC C8). `None` where they have to.
     pub(crate) fn hooked(&self, ticket: TicketId) -> Option<Option<&Message>> {
-        let mine = self.ticket == Some(ticket);
-        mine.then(|| self.answer.as_ref().and_then(|kept| kept.message.as_ref()))
+        let answer = self.answer.as_ref();
+        let mine = self.ticket == Some(ticket) && !answer.is_some_and(|kept| kept.unkept);
+        mine.then(|| answer.and_then(|kept| kept.message.as_ref()))
     }
 }
 
@@ -206,14 +210,14 @@ fn kept(stand: &Stand, writing: &Writing<'_>) -> Option<Kept> {
     let message: &Arc<Message> = message;
     // The journal has it; only what hooks made of it has to be kept here.
     if writing.ticket.is_some() && !writing.hooked {
-        return Some(Kept { sends, tries, message: None, again: false });
+        return Some(Kept { sends, tries, message: None, again: false, unkept: false });
     }
     let bytes = serde_json::to_vec(&**message).map_or(usize::MAX, |bytes| bytes.len());
     let fits = bytes <= writing.answer_bytes_max;
     let message = fits.then(|| Message::clone(message));
     // With a journaled message what is lost is the hooks' work, and they run again.
-    let again = !fits && writing.ticket.is_none();
-    Some(Kept { sends, tries, message, again })
+    let (again, unkept) = (!fits && writing.ticket.is_none(), !fits && writing.ticket.is_some());
+    Some(Kept { sends, tries, message, again, unkept })
 }
 
 #[cfg(test)]

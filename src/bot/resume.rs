@@ -1,7 +1,7 @@
 //! A chat comes from another replica, or from an earlier life: its conversation continues from what
 //! is stored (SPEC C1, C8), or the fallback decides (SPEC C7).
 
-use super::checkpoint::{Checkpoint, Kept};
+use super::checkpoint::Checkpoint;
 use super::conversation::core::{Given, Midway, Replay};
 use super::conversation::{BeginError, From};
 use super::ctx::Ctx;
@@ -103,8 +103,8 @@ impl Job {
         // Entering the step again makes the visit one higher.
         let (this, another) = (checkpoint.visit.saturating_sub(1), checkpoint.visit);
         let here = Given::Message(ctx.heard());
-        let answered = |sends, tries, given, stored| Resumed {
-            visit: this,
+        let answered = |visit, sends, tries, given, stored| Resumed {
+            visit,
             replay: Some(Replay { sends, tries }),
             given,
             stored,
@@ -118,29 +118,31 @@ impl Job {
             outcome: HandoverOutcome::Restarted,
         };
         match (&checkpoint.answer, checkpoint.waits) {
-            // It waited at its first question: up to there the step runs silently.
+            // It waited at its first question: up to there the step runs silently. From there on
+            // it is a visit of its own: this replica or another may have gone on from here before,
+            // with another message or without one, and what was said then may be known already.
             (_, Some(waits)) if waits.question == 0 => {
-                answered(checkpoint.sends, waits.tries, vec![here], None)
+                answered(another, checkpoint.sends, waits.tries, vec![here], None)
             }
             // At a later one: it runs again, a visit of its own, so that what it asks again is not
             // taken for what was asked.
             (_, Some(_)) => restarted(another, None),
             // It was cut with its first question answered: by this very message, which the journal
             // kept; by one that the checkpoint kept, and this message is for the next question; or
-            // by one that is gone, and then this message is the answer.
+            // by one that is gone, and then this message is the answer, to which nothing was said.
             (Some(kept), None) => {
                 let stored = Some((checkpoint.visit, Midway::Answered));
-                match kept {
-                    Kept { again: true, .. } => restarted(another, None),
-                    Kept { message: Some(message), sends, tries, .. }
-                        if !self.is_its(checkpoint) =>
-                    {
-                        let kept = Given::Message(message.clone().into());
-                        let next =
-                            if checkpoint.ticket.is_none() { vec![kept, here] } else { vec![here] };
-                        answered(*sends, *tries, next, stored)
+                let (sends, tries) = (kept.sends, kept.tries);
+                match &kept.message {
+                    _ if kept.again => restarted(another, None),
+                    _ if self.is_its(checkpoint) => {
+                        answered(this, sends, tries, vec![here], stored)
                     }
-                    Kept { sends, tries, .. } => answered(*sends, *tries, vec![here], stored),
+                    Some(message) if checkpoint.ticket.is_none() => {
+                        let kept = Given::Message(message.clone().into());
+                        answered(this, sends, tries, vec![kept, here], stored)
+                    }
+                    _ => answered(another, sends, tries, vec![here], None),
                 }
             }
             // It was entered and had not asked.

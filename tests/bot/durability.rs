@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use botmesh::bot::{BotBuilder, Durability, Event, Route, RuntimeError};
+use botmesh::bot::{BotBuilder, Convo, Durability, Event, Flow, FlowId, Route, RuntimeError};
 use botmesh::cli::demo;
 use botmesh::provider::SendError;
+use botmesh::steps;
 use tokio::sync::Semaphore;
 
-use super::support::{Bots, next_event, until};
+use super::support::{Bots, next_event, stored, until};
 
 #[tokio::test]
 async fn g1_the_same_id_is_handled_once_whichever_replica_it_reaches() {
@@ -198,4 +199,80 @@ async fn a2_without_durability_a_flow_still_changes_hands() {
     }
     ann.hears("Where to?").await.hears("Confirm? (yes/no)").await;
     ann.hears("Ordered: 3 × tea, to here.").await;
+}
+
+#[tokio::test]
+async fn c9_after_a_dead_letter_what_is_said_to_another_answer_is_heard() {
+    steps! { enum One { Look } }
+    const LOOK: FlowId<()> = FlowId::new("look");
+    let runs = Arc::new(AtomicU32::new(0));
+    let make = |bot: BotBuilder| {
+        let runs = runs.clone();
+        let look = async move |_: One, c: &mut Convo<()>| {
+            let what = c.ask("What?").await?;
+            c.say(format!("Looking for {what}.")).await?;
+            runs.fetch_add(1, Ordering::SeqCst);
+            // Long enough for that to leave.
+            c.sleep(Duration::from_secs(1)).await?;
+            if what == "salt" {
+                return Err("the shelf fell down".into());
+            }
+            c.say(format!("Found {what}.")).await?;
+            c.end()
+        };
+        bot.flow(Flow::new(LOOK, look).persistent())
+            .on("go", async |ctx| Ok(ctx.enter(LOOK, ()).await?))
+    };
+    let mut bots = Bots::new();
+    let a = bots.start(make).await;
+    let mut events = a.bot.events();
+    let ann = a.provider.user("ann");
+    ann.says("go").await.hears("What?").await.says("salt").await;
+    for run in 1..=5 {
+        until("it looks", || runs.load(Ordering::SeqCst) >= run).await;
+        bots.pass(Duration::from_secs(3)).await;
+    }
+    let dead = |event: &Event| matches!(event, Event::DeadLetter { .. }).then_some(());
+    next_event(&mut events, dead).await;
+    ann.says("tea").await;
+    until("it looks", || runs.load(Ordering::SeqCst) == 6).await;
+    bots.pass(Duration::from_secs(3)).await;
+    ann.hears("Looking for salt.").await.hears("Looking for tea.").await.hears("Found tea.").await;
+    assert_eq!(stored(&a.bot, ann.chat()).await, None);
+}
+
+#[tokio::test]
+async fn c9_after_a_wait_whose_end_was_cut_what_is_said_to_the_answer_is_heard() {
+    steps! { enum One { City } }
+    const CITY: FlowId<()> = FlowId::new("city");
+    let (stuck, runs) = (Arc::new(Semaphore::new(0)), Arc::new(AtomicU32::new(0)));
+    let make = |bot: BotBuilder| {
+        let (stuck, runs) = (stuck.clone(), runs.clone());
+        let city = async move |_: One, c: &mut Convo<()>| {
+            match c.ask("City?").within(Duration::from_secs(60)).await? {
+                Some(city) => c.say(format!("To {city}.")).await?,
+                None => {
+                    c.say("Later, then.").await?;
+                    runs.fetch_add(1, Ordering::SeqCst);
+                    stuck.acquire().await?.forget();
+                }
+            }
+            c.end()
+        };
+        bot.flow(Flow::new(CITY, city).persistent())
+            .on("go", async |ctx| Ok(ctx.enter(CITY, ()).await?))
+    };
+    let mut bots = Bots::new();
+    let a = bots.start(&make).await;
+    let b = bots.start(&make).await;
+    let ann = b.provider.user("ann");
+    a.provider.user("ann").says("go").await.hears("City?").await;
+    bots.pass(Duration::from_secs(61)).await;
+    until("its time is over", || runs.load(Ordering::SeqCst) == 1).await;
+    bots.pass(Duration::from_secs(1)).await;
+    ann.hears("Later, then.").await;
+    bots.kill(a).await;
+    // It still waits by its checkpoint.
+    ann.says("Graz").await.hears("To Graz.").await;
+    assert_eq!(stored(&b.bot, ann.chat()).await, None);
 }

@@ -517,6 +517,62 @@ async fn c12_a_persistent_flow_whose_steps_changed_goes_on_at_the_step_of_the_sa
 }
 
 #[tokio::test]
+async fn c12_an_answer_to_a_question_that_is_gone_answers_no_other_one() {
+    steps! { enum Buy { Confirm, Pay } }
+    const BUY: FlowId<()> = FlowId::new("buy");
+    const CARD: FlowId<()> = FlowId::new("card");
+    async fn pay(c: &mut Convo<()>) -> Result<Next<Buy>> {
+        let card = c.ask("Card number?").await?;
+        c.say(format!("Paid with {card}.")).await?;
+        c.end()
+    }
+    let old = async |at: Buy, c: &mut Convo<()>| match at {
+        Buy::Confirm => {
+            c.ask("Sure?").await?;
+            c.next()
+        }
+        Buy::Pay => pay(c).await,
+    };
+    let shorter = async |at: Buy, c: &mut Convo<()>| match at {
+        Buy::Confirm => {
+            c.say("No need to be sure.").await?;
+            c.next()
+        }
+        Buy::Pay => pay(c).await,
+    };
+    let switching = async |_: Buy, c: &mut Convo<()>| c.switch(CARD, ());
+    let card = async |_: Buy, c: &mut Convo<()>| pay(c).await;
+    let with = move |bot: BotBuilder, flow: Flow<()>| {
+        others(bot.flow(flow.persistent()).flow(Flow::new(CARD, card).persistent()))
+            .on("buy", async |ctx| Ok(ctx.enter(BUY, ()).await?))
+    };
+    let new: [Make; 2] = [
+        Box::new(move |bot| with(bot, Flow::new(BUY, shorter))),
+        Box::new(move |bot| with(bot, Flow::new(BUY, switching))),
+    ];
+    for new in new {
+        let mut bots = Bots::new();
+        let a = bots.start(|bot| with(bot, Flow::new(BUY, old))).await;
+        let b = bots.start(new).await;
+        a.provider.user("ann").says("buy").await.hears("Sure?").await;
+        let ann = b.provider.user("ann");
+        ann.says("yes").await.hears("Card number?").await;
+        ann.says("4711").await.hears("Paid with 4711.").await;
+        // Of an answer that was kept and the message that woke it, the second goes on.
+        let bob = b.provider.user("bob");
+        plant(
+            &b.bot,
+            &bob,
+            r#"{"format":1,"flow":"buy","fingerprint":"","conversation":"m1.7","step":"Confirm",
+                "visit":1,"state":null,"sends":1,"answer":{"sends":1,"message":{"id":"m2",
+                "chat":"x:bob","text":"yes"}}}"#,
+        )
+        .await;
+        bob.says("4711").await.hears("Card number?").await.hears("Paid with 4711.").await;
+    }
+}
+
+#[tokio::test]
 async fn c5_without_durability_too_a_flow_is_stored_before_its_first_question() {
     let seen: Arc<Mutex<Vec<serde_json::Value>>> = Arc::default();
     let mut bots = Bots::new();

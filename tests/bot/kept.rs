@@ -196,6 +196,24 @@ async fn c8_what_hooks_made_of_the_answer_travels_and_they_do_not_run_again() {
 }
 
 #[tokio::test]
+async fn c8_what_hooks_made_of_the_answer_is_made_again_where_it_was_too_large_to_keep() {
+    let long = Long::new();
+    let mut bots = Bots::new();
+    let how = set(Durability::On, 0);
+    let a = bots.start_with(|bot| long.hooked(bot), &how).await;
+    let b = bots.start_with(|bot| long.hooked(bot), &how).await;
+    let ann = b.provider.user("ann");
+    a.provider.user("ann").says("work").await.hears("first?").await.says("voice:1").await;
+    long.stuck(1).await;
+    let kept = stored(&b.bot, ann.chat()).await.unwrap();
+    assert_eq!((kept["answer"].get("message"), &kept["answer"]["unkept"]), (None, &true.into()));
+    bots.kill(a).await;
+    long.go();
+    ann.hears("second?").await.says("2").await.hears("third?").await.says("3").await;
+    ann.hears("1 (2)+2+3").await;
+}
+
+#[tokio::test]
 async fn c8_an_answer_too_large_to_embed_is_asked_for_again() {
     let long = Long::new();
     let mut bots = Bots::new();

@@ -332,12 +332,17 @@ impl Core {
     }
 
     pub(super) fn switch_to(&self, entering: Entering) {
-        self.inner.lock().switch = Some(entering);
+        let mut inner = self.inner.lock();
+        inner.leave_replay();
+        inner.switch = Some(entering);
     }
 
     /// A step begins with this state; `false` where this turn has begun too many.
     pub(super) fn enter_step(&self, step: &'static str, state: Result<Value, String>) -> bool {
         let mut inner = self.inner.lock();
+        if !inner.stand.step.is_empty() {
+            inner.leave_replay();
+        }
         let visit = inner.stand.visit + 1;
         inner.stand = Stand::entered(step, visit, state);
         inner.idle = None;
@@ -453,6 +458,15 @@ impl Core {
 }
 
 impl Inner {
+    /// The step goes elsewhere without the question that its checkpoint waited at: its code is
+    /// another now, or its way. From here on nothing was said before, and the answer to that
+    /// question answers no other one.
+    fn leave_replay(&mut self) {
+        if self.replay.take().is_some() {
+            self.answers.pop_front();
+        }
+    }
+
     /// Takes what a question was given.
     fn take(&mut self, question: Question, given: Given) -> Option<Arc<Message>> {
         if let Some(replay) = self.replay.take() {
