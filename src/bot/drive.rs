@@ -60,12 +60,15 @@ pub(crate) fn poll<T>(
         Ok(Poll::Ready(value)) => Poll::Ready(Driven::Done(value)),
         Ok(Poll::Pending) if waits() => Poll::Ready(Driven::Waits),
         Ok(Poll::Pending) => Poll::Pending,
-        Err(panic) => {
-            let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-            let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-            Poll::Ready(Driven::Panicked(text.unwrap_or_else(|| "a panic without text".into())))
-        }
+        Err(panic) => Poll::Ready(Driven::Panicked(panic_text(&*panic))),
     }
+}
+
+/// What a panic said.
+pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+    text.unwrap_or_else(|| "a panic without text".into())
 }
 
 /// See the module. The caller drops the future after anything but `Waits`.
@@ -77,7 +80,7 @@ pub(crate) async fn drive<T>(
     early: Arc<dyn Early>,
 ) -> Driven<T> {
     scope.step_started();
-    let _watched = runtime.watch.over(scope);
+    let watched = runtime.watch.over(scope);
     // Most are done at the first poll; only the others need timers.
     let first = std::future::poll_fn(|cx| Poll::Ready(poll(&mut step, &waits, cx))).await;
     if let Poll::Ready(driven) = first {
@@ -128,6 +131,8 @@ pub(crate) async fn drive<T>(
             }
         }
     };
+    // The step is done, or is dropped: what is still to be committed does not block a thread.
+    drop(watched);
     match (&driven, flush) {
         (Driven::Cut(_), _) | (_, None) => driven,
         // What an early commit is about to write comes before what the last one will.

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use super::checkpoint::{self, Checkpoint};
+use super::conversation::BeginError;
 use super::ctx::{Ctx, Entering};
 use super::drive::{Driven, drive};
 use super::error::{EnterError, RuntimeError};
@@ -67,7 +68,7 @@ impl Job {
         if self.scope.message().kind == inbox::KIND_POST {
             return self.post(held).await;
         }
-        let found = match self.look(held.take()).await {
+        let found = match self.look(held).await {
             Ok(found) => found,
             Err(error) => return self.failed(error).await,
         };
@@ -94,8 +95,9 @@ impl Job {
         self.scope.chat().to_string()
     }
 
-    /// Looks at memory and store.
-    pub(super) async fn look(&self, live: Option<Live>) -> Result<Found, RuntimeError> {
+    /// Looks at memory and store. Where the store cannot be read, what is in memory stays there: the
+    /// next turn looks again whether it still is the chat's conversation.
+    pub(super) async fn look(&self, held: &mut Held) -> Result<Found, RuntimeError> {
         let turn = self.scope.turn();
         let mine = turn.previous_holder() == Some(turn.incarnation());
         let how = match self.runtime.fenced_store {
@@ -106,7 +108,7 @@ impl Job {
         let row = row.map_err(|source| RuntimeError::Store { chat: self.chat(), source })?;
         let stored = row.as_ref().map(|row| row.revision);
         self.scope.set_stored(Stored::Known(stored));
-        if let Some(live) = live.filter(|live| mine && live.matching().with(stored)) {
+        if let Some(live) = held.take().filter(|live| mine && live.matching().with(stored)) {
             return Ok(Found::Memory(live));
         }
         Ok(match row.map(|row| Checkpoint::decode(&row.value)) {
@@ -222,8 +224,10 @@ impl Job {
         let keeps = self.runtime.keeps_initial() && self.runtime.coordinated;
         let initial = keeps.then(|| flow.encode(&*entering.state)).flatten();
         let from = super::conversation::From::Entry(entering.state);
-        self.live(flow, fresh, None, from, initial)
-            .map_err(|_| EnterError::OtherState { flow: name })
+        self.live(flow, fresh, None, from, initial).map_err(|error| match error {
+            BeginError::Undecodable(why) => EnterError::State { flow: name, why },
+            _ => EnterError::OtherState { flow: name },
+        })
     }
 
     /// Says what the bot itself posted (SPEC G5). The chat's conversation is none the wiser: what of

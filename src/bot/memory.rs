@@ -97,15 +97,15 @@ impl Chats {
         self.slots.lock().len()
     }
 
-    /// Cuts every conversation that waits and is not being worked on.
+    /// Cuts every conversation that waits. What is worked on has lost its turn, and its slot is left
+    /// to it: a step that does not let go must not keep the chat's later turns waiting.
     pub(crate) fn clear(&self) {
-        let slots: Vec<Slot> = self.slots.lock().values().cloned().collect();
-        for slot in slots {
+        let slots = std::mem::take(&mut *self.slots.lock());
+        for slot in slots.into_values() {
             if let Ok(mut live) = slot.try_lock() {
                 *live = None;
             }
         }
-        self.slots.lock().retain(|_, slot| Arc::strong_count(slot) > 1);
     }
 }
 

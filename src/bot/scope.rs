@@ -132,10 +132,15 @@ impl Scope {
     }
 
     /// Takes the turn from a step that does not let go of its thread. Called from outside of the
-    /// runtime; what the step tries from now on is refused.
+    /// runtime; what the step tries from now on is refused. The turn is under way: the chat's slot
+    /// is its own.
     pub(crate) fn fence_off(&self) {
         self.runtime.chats.abandon(self.chat());
         self.turn.abandon(LostReason::Settled);
+    }
+
+    /// Tells that it was.
+    pub(crate) fn tell_blocked(&self) {
         self.tell_lost(LostReason::Settled);
         let chat = self.chat().to_string();
         let error = RuntimeError::Blocked { chat: chat.clone(), settle: self.settle() };

@@ -60,7 +60,16 @@ impl Job {
 
     /// Keeps a conversation that waits, its timer armed.
     pub(super) fn put(&self, held: &mut Held, mut live: Live) {
-        live.sleeper = timers::arm(&self.runtime, self.scope.chat(), &live);
+        let now = self.runtime.clock.now();
+        live.sleeper = timers::arm(&self.runtime, self.scope.chat(), &live, now);
+        held.put(live);
+    }
+
+    /// Arms its timer anew where what was due could not be done; a little later than now.
+    pub(super) fn put_later(&self, held: &mut Held) {
+        let Some(mut live) = held.take() else { return };
+        let later = self.runtime.clock.now() + RETRY_WAIT_MAX;
+        live.sleeper = timers::arm(&self.runtime, self.scope.chat(), &live, later);
         held.put(live);
     }
 

@@ -198,10 +198,13 @@ impl Job {
     /// A wait is due for something (SPEC B6): the copy in memory acts only where it still is the
     /// chat's conversation, and is dropped otherwise.
     pub(super) async fn timer(&self, held: &mut Held, wait: u64) {
-        let live = match self.look(held.take()).await {
+        let live = match self.look(held).await {
             Ok(Found::Memory(live)) => live,
             Ok(_) => return,
-            Err(error) => return self.runtime.events.error(Some(self.chat()), error),
+            Err(error) => {
+                self.runtime.events.error(Some(self.chat()), error);
+                return self.put_later(held);
+            }
         };
         let end = match live.core.due(wait, self.runtime.clock.now()) {
             Due::Nothing => return self.put(held, live),

@@ -32,13 +32,19 @@ impl Drop for Sleeper {
     }
 }
 
-/// Arms the timer of a conversation that waits; `None` where nothing will be due.
-pub(crate) fn arm(runtime: &Arc<Runtime>, chat: &ChatKey, live: &Live) -> Option<Sleeper> {
+/// Arms the timer of a conversation that waits, to fire at this instant or later; `None` where
+/// nothing will be due.
+pub(crate) fn arm(
+    runtime: &Arc<Runtime>,
+    chat: &ChatKey,
+    live: &Live,
+    earliest: BootInstant,
+) -> Option<Sleeper> {
     let (at, number) = live.core.due_at()?;
     let core = Arc::downgrade(&live.core);
     let matches = live.matching();
     let timer = Timer { chat: chat.clone(), core, number, matches };
-    let task = runtime.tasks.spawn(sleep(runtime.clone(), timer, at));
+    let task = runtime.tasks.spawn(sleep(runtime.clone(), timer, at.max(earliest)));
     Some(Sleeper(task.abort_handle()))
 }
 
@@ -60,18 +66,22 @@ impl Timer {
 
     /// Whether this node has seen that the conversation went on elsewhere. A look at what it has
     /// applied, which only moves on, and is never behind what this replica itself wrote.
-    async fn is_stale(&self, runtime: &Runtime) -> bool {
+    async fn is_stale(&self, runtime: &Runtime, matches: Matching) -> bool {
         let row = checkpoint::row(&self.chat);
         match runtime.store.read(&row, Consistency::Local).await {
-            Ok(row) => !self.matches.with(row.map(|row| row.revision)),
+            Ok(row) => !matches.with(row.map(|row| row.revision)),
             Err(_) => false,
         }
     }
 
+    /// Drops the copy, unless a turn of this replica was what moved the stored conversation on: then
+    /// the memory that turn left matches it.
     async fn drop_copy(&self, runtime: &Runtime) {
         let mut held = runtime.chats.hold(&self.chat).await;
         let Some(live) = held.take() else { return };
-        if self.core.as_ptr() != Arc::as_ptr(&live.core) {
+        let same = self.core.as_ptr() == Arc::as_ptr(&live.core);
+        let waits = same && self.waits().is_some();
+        if !waits || !self.is_stale(runtime, live.matching()).await {
             held.put(live);
         }
     }
@@ -96,8 +106,11 @@ async fn fire(runtime: Arc<Runtime>, timer: Timer) {
         // In the name of the message that was heard last: what is said now follows from it.
         let Some(heard) = core.heard() else { return };
         drop(core);
-        if timer.is_stale(&runtime).await {
-            return timer.drop_copy(&runtime).await;
+        if timer.is_stale(&runtime, timer.matches).await {
+            timer.drop_copy(&runtime).await;
+            if timer.waits().is_none() {
+                return;
+            }
         }
         let taking = async {
             let mut ticket = runtime.coordinator.take_ticket(&timer.chat).await?;

@@ -98,10 +98,11 @@ fn watch(shared: &Shared) {
         }
         let overdue: Vec<Arc<Scope>> =
             state.running.values().filter(|scope| scope.is_overdue()).cloned().collect();
+        // Still locked: a step that returns in this moment waits here, so its turn cannot end, nor
+        // the chat's next one begin, before this one is fenced off.
+        overdue.iter().for_each(|scope| scope.fence_off());
         drop(state);
-        for scope in overdue {
-            scope.fence_off();
-        }
+        overdue.iter().for_each(|scope| scope.tell_blocked());
         state = shared.state.lock();
         if !state.ended {
             let _ = shared.woken.wait_for(&mut state, look);

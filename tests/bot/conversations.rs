@@ -13,7 +13,7 @@ use botmesh::store::{Authority, Consistency, Expect, Op, RowKey, Store, Table};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 
-use super::support::{Bots, next_event, until};
+use super::support::{Bots, next_event, plant, until};
 
 steps! { enum At { Two, Rest } }
 
@@ -323,4 +323,61 @@ async fn h2_a_bot_that_cannot_be_built_says_everything_that_is_wrong() {
         assert!(text.contains(fault), "{text:?} lacks {fault:?}");
     }
     assert_eq!(error.faults.len(), 3);
+}
+
+#[tokio::test]
+async fn c12_an_answer_to_a_question_that_is_gone_answers_no_other_one() {
+    steps! { enum Buy { Confirm, Pay } }
+    const BUY: FlowId<()> = FlowId::new("buy");
+    const CARD: FlowId<()> = FlowId::new("card");
+    async fn pay(c: &mut Convo<()>) -> Result<Next<Buy>> {
+        let card = c.ask("Card number?").await?;
+        c.say(format!("Paid with {card}.")).await?;
+        c.end()
+    }
+    let old = async |at: Buy, c: &mut Convo<()>| match at {
+        Buy::Confirm => {
+            c.ask("Sure?").await?;
+            c.next()
+        }
+        Buy::Pay => pay(c).await,
+    };
+    let shorter = async |at: Buy, c: &mut Convo<()>| match at {
+        Buy::Confirm => {
+            c.say("No need to be sure.").await?;
+            c.next()
+        }
+        Buy::Pay => pay(c).await,
+    };
+    let switching = async |_: Buy, c: &mut Convo<()>| c.switch(CARD, ());
+    let card = async |_: Buy, c: &mut Convo<()>| pay(c).await;
+    let with = move |bot: BotBuilder, flow: Flow<()>| {
+        bot.flow(flow.persistent())
+            .flow(Flow::new(CARD, card).persistent())
+            .on("buy", async |ctx| Ok(ctx.enter(BUY, ()).await?))
+    };
+    let new: [Box<dyn Fn(BotBuilder) -> BotBuilder>; 2] = [
+        Box::new(move |bot| with(bot, Flow::new(BUY, shorter))),
+        Box::new(move |bot| with(bot, Flow::new(BUY, switching))),
+    ];
+    for new in new {
+        let mut bots = Bots::new();
+        let a = bots.start(|bot| with(bot, Flow::new(BUY, old))).await;
+        let b = bots.start(new).await;
+        a.provider.user("ann").says("buy").await.hears("Sure?").await;
+        let ann = b.provider.user("ann");
+        ann.says("yes").await.hears("Card number?").await;
+        ann.says("4711").await.hears("Paid with 4711.").await;
+        // Of an answer that was kept and the message that woke it, the second goes on.
+        let bob = b.provider.user("bob");
+        plant(
+            &b.bot,
+            &bob,
+            r#"{"format":1,"flow":"buy","fingerprint":"","conversation":"m1.7","step":"Confirm",
+                "visit":1,"state":null,"sends":1,"answer":{"sends":1,"message":{"id":"m2",
+                "chat":"x:bob","text":"yes"}}}"#,
+        )
+        .await;
+        bob.says("4711").await.hears("Card number?").await.hears("Paid with 4711.").await;
+    }
 }

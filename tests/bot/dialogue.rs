@@ -289,6 +289,48 @@ async fn b5_a_step_that_blocks_its_thread_is_fenced_off_and_reported() {
     assert_eq!(ann.heard_texts(), ["Well?", "done with this", "Well?"]);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn b5_a_step_that_blocks_past_its_session_keeps_no_later_turn_waiting() {
+    steps! { enum One { Block } }
+    const BLOCK: FlowId<()> = FlowId::new("block");
+    // However the test ends, the thread is let go.
+    struct LetGo(Arc<AtomicBool>);
+    impl Drop for LetGo {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+    let (let_go, runs) = (LetGo(Arc::default()), Arc::new(AtomicU32::new(0)));
+    let make = |bot: BotBuilder| {
+        let (let_go, runs) = (let_go.0.clone(), runs.clone());
+        let block = async move |_: One, c: &mut Convo<()>| {
+            let answer = c.ask("Well?").await?;
+            if runs.fetch_add(1, Ordering::SeqCst) == 0 {
+                while !let_go.load(Ordering::SeqCst) {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            }
+            c.say(format!("done with {answer}")).await?;
+            c.end()
+        };
+        bot.flow(Flow::new(BLOCK, block).persistent())
+            .on("go", async |ctx| Ok(ctx.enter(BLOCK, ()).await?))
+    };
+    let mut bots = Bots::new();
+    // Its session ends long before `settle`: nobody has to fence it off any more.
+    let a = bots.start_with(make, |c| c.settle(10 * MIN)).await;
+    let ann = a.provider.user("ann");
+    ann.says("go").await.hears("Well?").await.says("this").await;
+    until("it blocks", || runs.load(Ordering::SeqCst) == 1).await;
+    bots.clock.advance(super::support::PAST_LEASE);
+    bots.pass(Duration::from_secs(5)).await;
+    // The same replica, under its next session, has the chat again.
+    ann.hears("done with this").await;
+    drop(let_go);
+    ann.says("go").await.hears("Well?").await;
+    assert_eq!(ann.heard_texts(), ["Well?", "done with this", "Well?"]);
+}
+
 #[tokio::test]
 async fn c1_answers_are_checked_and_the_attempts_are_counted_across_replicas() {
     steps! { enum One { Street, Again } }

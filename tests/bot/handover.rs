@@ -8,11 +8,11 @@ use botmesh::bot::{
     HandoverOutcome, Interrupted, Interruption, Next, Result, Route,
 };
 use botmesh::steps;
-use botmesh::store::{Authority, Consistency, Expect, Op, RowKey, Store, Table};
+use botmesh::store::{Consistency, RowKey, Store, Table};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::support::{Bots, Replica, next_outcome, stored};
+use super::support::{Bots, Replica, next_outcome, plant, stored};
 
 const MIN: Duration = Duration::from_secs(60);
 
@@ -393,13 +393,6 @@ async fn c7_a_note_cancels_like_the_conversation_would_have() {
     assert_eq!(stored(&b.bot, at_b.chat()).await, None);
 }
 
-async fn plant(bot: &botmesh::bot::Bot, user: &botmesh::testing::ScriptedUser, value: &str) {
-    let row = RowKey::new(Table::Checkpoint, user.chat().to_string());
-    let value = value.as_bytes().to_vec();
-    let put = Op::Put { row, value, expect: Expect::Any, ttl_ms: None };
-    bot.store().commit(Authority::Nobody, vec![put]).await.unwrap();
-}
-
 /// A row as the first release stored it, at the second question of a persistent order.
 const OLD: &str = r#"{"format":1,"flow":"order","fingerprint":"1:Item,Count",
     "conversation":"m1.7","step":"Count","visit":2,"state":{"item":"tea"},"sends":1,
@@ -465,6 +458,16 @@ async fn c12_a_stored_state_decodes_migrates_or_goes_to_the_fallback() {
             "3 × tea",
             Some(HandoverOutcome::Continued),
         ),
+        // A migration that panics is one that makes nothing of it.
+        (
+            Box::new(move |bot| {
+                let flow = Flow::new(MANY, many).persistent().version(2);
+                others(bot.flow(flow.migrate(|_| panic!("no items"))))
+            }),
+            OLD,
+            "echo: 3",
+            dropped(Interruption::Undecodable),
+        ),
         (
             Box::new(|bot| with_order(bot, Flow::new(ORDER, order).persistent().version(2))),
             OLD,
@@ -514,62 +517,6 @@ async fn c12_a_persistent_flow_whose_steps_changed_goes_on_at_the_step_of_the_sa
     bob.says("3").await.hears("echo: 3").await;
     let outcome = next_outcome(&mut events).await;
     assert_eq!(outcome, HandoverOutcome::Dropped(Interruption::Changed));
-}
-
-#[tokio::test]
-async fn c12_an_answer_to_a_question_that_is_gone_answers_no_other_one() {
-    steps! { enum Buy { Confirm, Pay } }
-    const BUY: FlowId<()> = FlowId::new("buy");
-    const CARD: FlowId<()> = FlowId::new("card");
-    async fn pay(c: &mut Convo<()>) -> Result<Next<Buy>> {
-        let card = c.ask("Card number?").await?;
-        c.say(format!("Paid with {card}.")).await?;
-        c.end()
-    }
-    let old = async |at: Buy, c: &mut Convo<()>| match at {
-        Buy::Confirm => {
-            c.ask("Sure?").await?;
-            c.next()
-        }
-        Buy::Pay => pay(c).await,
-    };
-    let shorter = async |at: Buy, c: &mut Convo<()>| match at {
-        Buy::Confirm => {
-            c.say("No need to be sure.").await?;
-            c.next()
-        }
-        Buy::Pay => pay(c).await,
-    };
-    let switching = async |_: Buy, c: &mut Convo<()>| c.switch(CARD, ());
-    let card = async |_: Buy, c: &mut Convo<()>| pay(c).await;
-    let with = move |bot: BotBuilder, flow: Flow<()>| {
-        others(bot.flow(flow.persistent()).flow(Flow::new(CARD, card).persistent()))
-            .on("buy", async |ctx| Ok(ctx.enter(BUY, ()).await?))
-    };
-    let new: [Make; 2] = [
-        Box::new(move |bot| with(bot, Flow::new(BUY, shorter))),
-        Box::new(move |bot| with(bot, Flow::new(BUY, switching))),
-    ];
-    for new in new {
-        let mut bots = Bots::new();
-        let a = bots.start(|bot| with(bot, Flow::new(BUY, old))).await;
-        let b = bots.start(new).await;
-        a.provider.user("ann").says("buy").await.hears("Sure?").await;
-        let ann = b.provider.user("ann");
-        ann.says("yes").await.hears("Card number?").await;
-        ann.says("4711").await.hears("Paid with 4711.").await;
-        // Of an answer that was kept and the message that woke it, the second goes on.
-        let bob = b.provider.user("bob");
-        plant(
-            &b.bot,
-            &bob,
-            r#"{"format":1,"flow":"buy","fingerprint":"","conversation":"m1.7","step":"Confirm",
-                "visit":1,"state":null,"sends":1,"answer":{"sends":1,"message":{"id":"m2",
-                "chat":"x:bob","text":"yes"}}}"#,
-        )
-        .await;
-        bob.says("4711").await.hears("Card number?").await.hears("Paid with 4711.").await;
-    }
 }
 
 #[tokio::test]

@@ -5,8 +5,8 @@ use std::time::Duration;
 use botmesh::bot::{Bot, BotBuilder, Coordination, Event, Events, HandoverOutcome};
 use botmesh::clock::ManualClock;
 use botmesh::coordinator::CoordinatorOptions;
-use botmesh::store::{Consistency, RowKey, Store, Table};
-use botmesh::testing::{MemoryCoordinator, MemoryHub, ScriptedProvider};
+use botmesh::store::{Authority, Consistency, Expect, Op, RowKey, Store, Table};
+use botmesh::testing::{MemoryCoordinator, MemoryHub, ScriptedProvider, ScriptedUser};
 use botmesh::types::{ChatKey, ReplicaId};
 
 /// Longer than any wait that is going to succeed.
@@ -135,4 +135,12 @@ pub async fn stored(bot: &Bot, chat: &ChatKey) -> Option<serde_json::Value> {
     let row = RowKey::new(Table::Checkpoint, chat.to_string());
     let found = bot.store().read(&row, Consistency::Linearizable).await.unwrap();
     found.map(|row| serde_json::from_slice(&row.value).unwrap())
+}
+
+/// Writes a row as if it were the chat's stored conversation.
+pub async fn plant(bot: &Bot, user: &ScriptedUser, value: &str) {
+    let row = RowKey::new(Table::Checkpoint, user.chat().to_string());
+    let value = value.as_bytes().to_vec();
+    let put = Op::Put { row, value, expect: Expect::Any, ttl_ms: None };
+    bot.store().commit(Authority::Nobody, vec![put]).await.unwrap();
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use super::convo::Convo;
 use super::core::Core;
 use super::shape;
 use super::steps::Steps;
+use crate::bot::drive::panic_text;
 use crate::bot::error::Result;
 
 /// What a flow may keep between its questions: serialised at each step's entry, and given to the
@@ -300,12 +302,17 @@ impl AnyFlow {
         self.code.steps()
     }
 
+    /// Runs the author's code that reads and writes the state: a panic in it is caught here like
+    /// one of a step, which nothing outlives that it left half done.
     pub(crate) fn begin(&self, core: Arc<Core>, from: From) -> Result<Running, BeginError> {
-        self.code.begin(core, from)
+        catch_unwind(AssertUnwindSafe(|| self.code.begin(core, from))).unwrap_or_else(|panic| {
+            let why = format!("its code panicked: {}", panic_text(&*panic));
+            Err(BeginError::Undecodable(why))
+        })
     }
 
     /// The state a handler entered it with, as it is stored.
     pub(crate) fn encode(&self, state: &(dyn std::any::Any + Send + Sync)) -> Option<Value> {
-        self.code.encode(state)
+        catch_unwind(AssertUnwindSafe(|| self.code.encode(state))).ok().flatten()
     }
 }
