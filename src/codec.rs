@@ -63,6 +63,10 @@ pub enum Kind {
     PeerBoots = 14,
     /// The process that has this data directory open, and dead ones before it.
     Process = 15,
+    /// What was acknowledged and may not be in the log's chunks yet.
+    LogTail = 16,
+    /// The last position of the log that is in its chunks, and from where on its tail counts.
+    MarkerWithTail = 17,
     /// A proposal: the commands of one log entry.
     Batch = 32,
     /// A question to another node.

@@ -11,7 +11,8 @@
 //!   boot         how often it has been opened, and a nonce of this opening (DESIGN 2)
 //!   quarantine   why it must not be used; there until the state was set aside
 //!   peer-boots   the boots of other nodes, recorded before they are answered
-//!   log.marker   how far the log had been acknowledged (see `marker`)
+//!   log.marker   how far sled has the log (see `marker`)
+//!   log.tail     what was acknowledged last (see `log_store::tail`)
 //!   log/ state/  sled: the log, and the last cut of the machine
 //!   snapshots/   the current snapshot
 //!   aside-N/     state that was set aside at boot N
@@ -317,7 +318,9 @@ impl DataDir {
         // The old nonce is the old member's: asking under it again would be answered with its id.
         boot.join_nonce = Uuid::new_v4();
         store(&root.join("boot"), Kind::Boot, &*boot)?;
-        for name in ["identity", "log", "state", "snapshots", "log.marker", "quarantine"] {
+        for name in
+            ["identity", "log", "state", "snapshots", "log.marker", "log.tail", "quarantine"]
+        {
             let from = root.join(name);
             match fs::rename(&from, aside.join(name)) {
                 Ok(()) => {}

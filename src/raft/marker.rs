@@ -1,16 +1,17 @@
-//! How far the log had been acknowledged, kept beside the log.
+//! How far sled has the log, kept beside the log.
 //!
 //! Problem: where sled meets a damaged page at its end, it takes that for the end of its log and
 //! goes on with what came before; no checksum of ours ever sees the entries that went missing, and
 //! a node that votes with such a log can elect a leader that lacks acknowledged writes. Idea: a
-//! second witness. Before anything is acknowledged, the log's last position is written into this
-//! small file and synced with it; a log that is behind its marker has lost something.
+//! second witness. Before the tail (see `log_store::tail`) gives up what it holds, sled's last
+//! position is written into this small file and synced with it; a sled that is behind the marker
+//! has lost something, and so has a tail without the generation that the marker names.
 //!
 //! Two slots are written in turn, each with a checksum and a sequence number, so that a write that
-//! was cut off costs the newer slot only, and that one had not been acknowledged yet.
+//! was cut off costs the newer slot only, and nothing relied on that one yet.
 //!
-//! Invariant: log ≥ marker. The log is synced before the marker is raised, and the marker is
-//! lowered before the log is truncated.
+//! Invariant: sled ≥ marker. Sled is synced before the marker is raised, and the marker is lowered
+//! before sled is truncated.
 
 use std::fs::File;
 use std::io;
@@ -37,10 +38,27 @@ pub(crate) struct Durable {
     pub(crate) vote: Option<Vote>,
 }
 
+/// From where on the tail counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct TailFrom {
+    /// The first generation that sled may not have whole.
+    pub(crate) generation: u64,
+    /// The size of the tail's halves.
+    pub(crate) half_bytes: u64,
+}
+
+/// Without a tail: a directory that is new, or was written before there were tails.
 #[derive(Serialize, Deserialize)]
 struct Slot {
     sequence: u64,
     durable: Durable,
+}
+
+#[derive(Serialize, Deserialize)]
+struct SlotWithTail {
+    sequence: u64,
+    durable: Durable,
+    tail: TailFrom,
 }
 
 /// The open marker file. One thread writes it.
@@ -50,6 +68,7 @@ pub(crate) struct Marker {
     file: File,
     sequence: u64,
     durable: Durable,
+    tail: Option<TailFrom>,
 }
 
 impl Marker {
@@ -65,7 +84,7 @@ impl Marker {
             return Ok(());
         }
         let mut bytes = vec![0; 2 * SLOT_BYTES];
-        let slot = encode(&Slot { sequence: 0, durable: Durable::default() });
+        let slot = encode(0, &Durable::default(), None);
         bytes[..slot.len()].copy_from_slice(&slot);
         files::replace(&path, &bytes).map_err(OpenError::io(&path, "creating the marker"))
     }
@@ -77,52 +96,63 @@ impl Marker {
             return Ok(None);
         };
         let slots = [0, 1].map(|slot| decode(bytes.get(slot * SLOT_BYTES..).unwrap_or_default()));
-        let newest = slots.iter().flatten().max_by_key(|slot| slot.sequence);
-        let Some(newest) = newest else {
+        let newest = slots.into_iter().flatten().max_by_key(|(sequence, ..)| *sequence);
+        let Some((sequence, durable, tail)) = newest else {
             return Ok(Some(Err("neither slot of log.marker is readable".to_owned())));
         };
-        let (sequence, durable) = (newest.sequence, newest.durable.clone());
         let file = File::options()
             .write(true)
             .open(&path)
             .map_err(OpenError::io(&path, "opening the marker"))?;
-        Ok(Some(Ok(Self { path, file, sequence, durable })))
+        Ok(Some(Ok(Self { path, file, sequence, durable, tail })))
     }
 
-    /// What it says.
+    /// Where sled is.
     pub(crate) fn durable(&self) -> &Durable {
         &self.durable
     }
 
+    /// From where on the tail counts; `None` where there was none yet.
+    pub(crate) fn tail(&self) -> Option<TailFrom> {
+        self.tail
+    }
+
     /// Replaces what it says, durably.
-    pub(crate) fn set(&mut self, durable: Durable) -> io::Result<()> {
-        if durable == self.durable {
+    pub(crate) fn set(&mut self, durable: Durable, tail: Option<TailFrom>) -> io::Result<()> {
+        if durable == self.durable && tail == self.tail {
             return Ok(());
         }
-        let slot = Slot { sequence: self.sequence + 1, durable };
-        let bytes = encode(&slot);
+        let sequence = self.sequence + 1;
+        let bytes = encode(sequence, &durable, tail);
         assert!(bytes.len() <= SLOT_BYTES, "{}: a slot outgrew its sector", self.path.display());
-        let at = (slot.sequence % 2) * SLOT_BYTES as u64;
+        let at = (sequence % 2) * SLOT_BYTES as u64;
         self.file.write_all_at(&bytes, at)?;
         self.file.sync_data()?;
-        self.sequence = slot.sequence;
-        self.durable = slot.durable;
+        (self.sequence, self.durable, self.tail) = (sequence, durable, tail);
         Ok(())
     }
 }
 
 /// A length, because a slot is padded with whatever was there before.
-fn encode(slot: &Slot) -> Vec<u8> {
-    let sealed = codec::seal(Kind::Marker, slot);
+fn encode(sequence: u64, durable: &Durable, tail: Option<TailFrom>) -> Vec<u8> {
+    let durable = durable.clone();
+    let sealed = match tail {
+        None => codec::seal(Kind::Marker, &Slot { sequence, durable }),
+        Some(tail) => codec::seal(Kind::MarkerWithTail, &SlotWithTail { sequence, durable, tail }),
+    };
     let mut bytes = (sealed.len() as u32).to_le_bytes().to_vec();
     bytes.extend_from_slice(&sealed);
     bytes
 }
 
-fn decode(bytes: &[u8]) -> Option<Slot> {
+fn decode(bytes: &[u8]) -> Option<(u64, Durable, Option<TailFrom>)> {
     let (len, rest) = bytes.split_first_chunk::<4>()?;
     let sealed = rest.get(..u32::from_le_bytes(*len) as usize)?;
-    codec::open(Kind::Marker, sealed).ok()
+    if let Ok(slot) = codec::open::<SlotWithTail>(Kind::MarkerWithTail, sealed) {
+        return Some((slot.sequence, slot.durable, Some(slot.tail)));
+    }
+    let slot: Slot = codec::open(Kind::Marker, sealed).ok()?;
+    Some((slot.sequence, slot.durable, None))
 }
 
 #[cfg(test)]
@@ -137,6 +167,10 @@ mod tests {
         }
     }
 
+    fn tail(generation: u64) -> Option<TailFrom> {
+        Some(TailFrom { generation, half_bytes: 1 << 20 })
+    }
+
     fn open(dir: &Path) -> Marker {
         Marker::open(dir).unwrap().unwrap().unwrap()
     }
@@ -149,7 +183,8 @@ mod tests {
         let vote = Vote::new_committed(3, 1);
         let base = super::super::log_store::test_base(log_id, 77);
         let found = [
-            hex(encode(&Slot { sequence: 5, durable: durable(9) })),
+            hex(encode(5, &durable(9), None)),
+            hex(encode(5, &durable(9), tail(6))),
             hex(codec::seal(Kind::Vote, &vote)),
             hex(codec::seal(Kind::Committed, &log_id)),
             hex(codec::seal(Kind::LogTruncation, &Some(log_id))),
@@ -159,6 +194,7 @@ mod tests {
             found,
             [
                 "14000000626d010678a221b905010309fb17010103010101",
+                "1a000000626d0111e462d9d905010309fb1701010301010106fc00001000",
                 "626d0102f8c892ee03010101",
                 "626d0103595259330309",
                 "626d0105f9631032010309",
@@ -174,8 +210,11 @@ mod tests {
         Marker::create(dir.path()).unwrap();
         assert_eq!(*open(dir.path()).durable(), Durable::default());
         for index in 1..5 {
-            open(dir.path()).set(durable(index)).unwrap();
+            // The second one begins to have a tail.
+            let tail = (index > 1).then(|| tail(index)).flatten();
+            open(dir.path()).set(durable(index), tail).unwrap();
             assert_eq!(*open(dir.path()).durable(), durable(index));
+            assert_eq!(open(dir.path()).tail(), tail);
         }
         // Creating again changes nothing.
         Marker::create(dir.path()).unwrap();
@@ -187,11 +226,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         Marker::create(dir.path()).unwrap();
         let mut marker = open(dir.path());
-        marker.set(durable(1)).unwrap();
-        marker.set(durable(2)).unwrap();
+        marker.set(durable(1), tail(1)).unwrap();
+        marker.set(durable(2), tail(2)).unwrap();
         let path = Marker::path(dir.path());
         let before = std::fs::read(&path).unwrap();
-        marker.set(durable(3)).unwrap();
+        marker.set(durable(3), tail(3)).unwrap();
         let after = std::fs::read(&path).unwrap();
 
         let changed: Vec<usize> = (0..after.len()).filter(|&i| before[i] != after[i]).collect();
@@ -209,7 +248,7 @@ mod tests {
     fn with_both_slots_damaged_it_says_so() {
         let dir = tempfile::tempdir().unwrap();
         Marker::create(dir.path()).unwrap();
-        open(dir.path()).set(durable(1)).unwrap();
+        open(dir.path()).set(durable(1), None).unwrap();
         let path = Marker::path(dir.path());
         let len = std::fs::read(&path).unwrap().len();
         for bytes in [vec![], vec![0; len], vec![0xff; len]] {

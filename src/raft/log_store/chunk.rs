@@ -52,6 +52,19 @@ pub(super) fn chain(before: u64, entry: &[u8]) -> u64 {
     hash ^ (hash >> 31)
 }
 
+/// The stored form of an entry.
+pub(super) fn encode(entry: &Entry) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    codec::encode_onto(entry, &mut bytes);
+    bytes
+}
+
+/// Of an encoded entry.
+pub(super) fn log_id(entry: &[u8]) -> Result<LogId, String> {
+    // The first field of an entry.
+    codec::decode_from(&mut &entry[..]).map_err(|error| error.to_string())
+}
+
 /// The hash a log begins with when it was purged beyond its end, at `base`.
 pub(super) fn jump(base: &LogId) -> u64 {
     let mut bytes = Vec::new();
@@ -107,15 +120,13 @@ pub(super) struct Builder {
     /// The chain after the last entry.
     hash: u64,
     body: Vec<u8>,
-    /// One entry's encoding; kept for its memory.
-    scratch: Vec<u8>,
 }
 
 impl Builder {
     /// Goes on behind an entry with hash `before`.
     pub(super) fn new(before: u64) -> Self {
         let head = Head { first: 0, count: 0, parts: 1, part: 0, before };
-        Self { head, hash: before, body: Vec::new(), scratch: Vec::new() }
+        Self { head, hash: before, body: Vec::new() }
     }
 
     /// The chain after the last entry taken.
@@ -123,11 +134,13 @@ impl Builder {
         self.hash
     }
 
-    /// Takes the next entry; hands finished records to `out`.
-    pub(super) fn push(&mut self, index: u64, entry: &Entry, out: &mut impl FnMut(Stored)) {
-        self.scratch.clear();
-        codec::encode_onto(entry, &mut self.scratch);
-        let entry = std::mem::take(&mut self.scratch);
+    /// Index of the first entry that was not handed out yet.
+    pub(super) fn pending(&self) -> Option<u64> {
+        (self.head.count > 0).then_some(self.head.first)
+    }
+
+    /// Takes the next entry, encoded; hands finished records to `out`.
+    pub(super) fn push(&mut self, index: u64, entry: &[u8], out: &mut impl FnMut(Stored)) {
         if self.body.len() + 4 + entry.len() > CHUNK_BYTES {
             self.finish(out);
         }
@@ -136,9 +149,8 @@ impl Builder {
         }
         self.head.count += 1;
         self.body.extend_from_slice(&(entry.len() as u32).to_le_bytes());
-        self.body.extend_from_slice(&entry);
-        self.hash = chain(self.hash, &entry);
-        self.scratch = entry;
+        self.body.extend_from_slice(entry);
+        self.hash = chain(self.hash, entry);
         if self.body.len() >= CHUNK_BYTES {
             self.finish(out);
         }
@@ -268,7 +280,8 @@ mod tests {
         let mut builder = Builder::new(SEED);
         let mut records = Vec::new();
         for entry in entries {
-            builder.push(entry.log_id.index, entry, &mut |stored| records.push(stored));
+            let encoded = encode(entry);
+            builder.push(entry.log_id.index, &encoded, &mut |stored| records.push(stored));
         }
         builder.finish(&mut |stored| records.push(stored));
         records

@@ -8,22 +8,29 @@
 //!   openraft ──► View (memory) ──► readers: entries are there when `append` returns
 //!                  │ same order
 //!                  ▼
-//!               Writer (one thread): drain the queue → batches → flush → sync_data
-//!                                     → marker → callbacks, in order
+//!               Writer (a thread): drain the queue → a record of the tail, twice → sync_data
+//!                  │                → callbacks, in order
+//!                  ▼ behind that
+//!               Keeper (a thread): chunks → batches → sled → now and then flush, sync_data, marker
 //! ```
 //!
 //! Invariants:
 //! - What is handed to the view and what is queued have the same order: both happen under the
 //!   view's lock.
-//! - Entries that are not durable are in the view; older ones may be there, and are in sled.
+//! - Entries that are not in sled are in the view; older ones may be there, and are in sled.
 //! - A callback, and the return of `save_vote`, come after the sync that covers them (SPEC M4).
 //! - What survives a crash is a prefix of what was submitted (DESIGN 6), and nothing shorter than
-//!   what was acknowledged is ever used: see [`super::marker`].
+//!   what was acknowledged is ever used: see [`super::marker`] and [`tail`].
 
 mod chunk;
 #[cfg(test)]
 mod crash;
+mod keeper;
 mod recover;
+mod replay;
+mod tail;
+#[cfg(test)]
+mod tail_tests;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -45,9 +52,13 @@ pub(crate) use recover::{SYNC_BYTES_MAX, guarded, open_sled};
 
 use super::files::{OpenError, fatal};
 use super::identity::DataDir;
+use super::marker::{Durable, TailFrom};
 use super::types::{Entry, LogId, TypeConfig, Vote};
+use keeper::Keeper;
+use recover::Recovered;
+use tail::Tail;
 use view::View;
-use writer::{Op, Writer};
+use writer::{KeeperLink, Op, Writer};
 
 /// Where the log starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,11 +78,19 @@ pub(crate) struct LogOptions {
     pub(crate) cache_bytes: u64,
     /// The most one answer to a replication stream holds.
     pub(crate) read_bytes_max: usize,
+    /// Each of the tail's halves, of which there are two, twice. What a directory was begun with
+    /// stays.
+    pub(crate) tail_half_bytes: usize,
 }
 
 impl Default for LogOptions {
     fn default() -> Self {
-        Self { recent_bytes_max: 8 << 20, cache_bytes: 8 << 20, read_bytes_max: 1 << 20 }
+        Self {
+            recent_bytes_max: 8 << 20,
+            cache_bytes: 8 << 20,
+            read_bytes_max: 1 << 20,
+            tail_half_bytes: 2 << 20,
+        }
     }
 }
 
@@ -110,10 +129,9 @@ impl LogStore {
             return Err(OpenError::Quarantined { dir: dir.root().to_owned(), why });
         }
         let recovered = recover::recover(dir.root(), options.cache_bytes)?;
-        let view = Arc::new(Mutex::new(View::new(&recovered, options.recent_bytes_max)));
         let db = recovered.db.clone();
+        let Opened { view, writer } = Opened::new(recovered, dir, &options)?;
         let (queue, ops) = mpsc::channel();
-        let writer = Writer::new(recovered, view.clone(), dir.clone());
         let writer = std::thread::Builder::new()
             .name("botmesh-log".to_owned())
             .spawn(move || writer.run(&ops))
@@ -185,6 +203,59 @@ impl LogStore {
             }
             return Ok(entries);
         }
+    }
+}
+
+/// A log whose threads are ready.
+struct Opened {
+    view: Arc<Mutex<View>>,
+    writer: Writer,
+}
+
+impl Opened {
+    /// Gives sled what only the tail had, and begins a generation of the tail of its own.
+    fn new(
+        mut recovered: Recovered,
+        dir: &DataDir,
+        options: &LogOptions,
+    ) -> Result<Self, OpenError> {
+        let replay = std::mem::take(&mut recovered.replay);
+        let base = recovered.base.map(|base| base.log_id);
+        let (first, committed) = (recovered.first, recovered.committed.max(replay.committed));
+        let Recovered { last, hash, vote, .. } = recovered;
+        let mut end = Durable { last, hash, vote };
+        let half_bytes = match recovered.marker.tail() {
+            Some(from) => from.half_bytes as usize,
+            None => {
+                Tail::create(dir.root(), options.tail_half_bytes)?;
+                options.tail_half_bytes
+            }
+        };
+        let has_tail = recovered.marker.tail().is_some();
+        let from = TailFrom { generation: replay.newest, half_bytes: half_bytes as u64 };
+        let mut keeper = Keeper::new(recovered, from);
+        for (body, after) in replay.bodies {
+            keeper.take(&body, &after, committed);
+            end = after;
+        }
+        if has_tail {
+            keeper.fold(replay.newest);
+        }
+        let view =
+            View::new((base, first, end.last), (end.vote, committed), options.recent_bytes_max);
+        let view = Arc::new(Mutex::new(view));
+        keeper.show(view.clone());
+
+        let (work, requests) = mpsc::channel();
+        let (told, folded) = mpsc::channel();
+        let thread = std::thread::Builder::new()
+            .name("botmesh-sled".to_owned())
+            .spawn(move || keeper.run(&requests, &told))
+            .map_err(OpenError::io(dir.root(), "starting the log's second thread"))?;
+        let keeper = KeeperLink { work, folded, thread };
+        let tail = Tail::open(dir.root(), half_bytes, replay.newest)?;
+        let writer = Writer::new(tail, keeper, (base, end, committed), dir.clone());
+        Ok(Self { view, writer })
     }
 }
 

@@ -5,13 +5,13 @@
 //! acknowledged, a large entry some of whose parts are missing. Everything else is damage, and the
 //! log is quarantined; a bad record is never cut off.
 
-use std::cmp::Ordering::{Equal, Greater};
 use std::fs::{self, File};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::chunk::{self, Chunk, Fault, key};
-use super::{Base, LogId, Vote};
+use super::replay::{self, Replay};
+use super::{Base, LogId, Vote, tail};
 use crate::codec::{self, Kind};
 use crate::raft::files::{self, OpenError};
 use crate::raft::marker::{Durable, Marker};
@@ -99,7 +99,7 @@ pub(crate) fn guarded<T>(work: impl FnOnce() -> sled::Result<T>) -> Result<T, St
     }
 }
 
-/// A log that was read whole.
+/// A log that was read whole; but for `replay`, as sled has it.
 #[derive(Debug)]
 pub(super) struct Recovered {
     pub(super) base: Option<Base>,
@@ -110,6 +110,8 @@ pub(super) struct Recovered {
     pub(super) hash: u64,
     pub(super) vote: Option<Vote>,
     pub(super) committed: Option<LogId>,
+    /// What the tail has beyond it.
+    pub(super) replay: Replay,
     pub(super) marker: Marker,
     pub(super) db: sled::Db,
     pub(super) sync: File,
@@ -128,7 +130,8 @@ pub(super) fn recover(root: &Path, cache_bytes: u64) -> Result<Recovered, OpenEr
             ));
         }
     };
-    if !dir.join("db").exists() && *marker.durable() != Durable::default() {
+    let is_new = marker.tail().is_none() && *marker.durable() == Durable::default();
+    if !dir.join("db").exists() && !is_new {
         return Err(quarantined(format!(
             "log/ is missing or empty, though entries up to {} were acknowledged",
             marker.durable().last.map_or(0, |last| last.index)
@@ -137,7 +140,15 @@ pub(super) fn recover(root: &Path, cache_bytes: u64) -> Result<Recovered, OpenEr
     let (db, sync) = open_sled(&dir, cache_bytes)?.map_err(quarantined)?;
     let read = guarded(|| read(&db, &sync, marker.durable())).and_then(|checked| checked);
     let Read { base, first, last, hash, vote, committed } = read.map_err(quarantined)?;
-    Ok(Recovered { base, first, last, hash, vote, committed, marker, db, sync })
+    let replay = match marker.tail() {
+        None => Replay::default(),
+        Some(from) => {
+            let found = tail::read(root, from.half_bytes as usize)?;
+            replay::join(&Durable { last, hash, vote }, from, found).map_err(quarantined)?
+        }
+    };
+    let first = if last.is_none() { replay.first.unwrap_or(first) } else { first };
+    Ok(Recovered { base, first, last, hash, vote, committed, replay, marker, db, sync })
 }
 
 struct Read {
@@ -270,11 +281,7 @@ impl Walk {
 
     /// Log ≥ marker, in its entries and its vote.
     fn compare(&self, durable: &Durable, vote: Option<&Vote>) -> Result<(), String> {
-        // Votes are ordered in part only: what cannot be compared is not newer.
-        let as_new = vote
-            .zip(durable.vote.as_ref())
-            .is_some_and(|(vote, given)| matches!(vote.partial_cmp(given), Some(Equal | Greater)));
-        if durable.vote.is_some() && !as_new {
+        if !replay::is_as_new(vote, durable.vote.as_ref()) {
             let text = |vote: Option<&Vote>| vote.map_or("none".to_owned(), ToString::to_string);
             return Err(format!(
                 "the vote is {}, older than {}, which this node had given",
@@ -353,7 +360,7 @@ pub(super) fn plan_truncation(
         let mut builder = chunk::Builder::new(chunk.before);
         let mut out = |stored| plan.rewrite.push(stored);
         for (index, (entry, _)) in (chunk.first..=keep).zip(&chunk.entries) {
-            builder.push(index, entry, &mut out);
+            builder.push(index, &chunk::encode(entry), &mut out);
         }
         builder.finish(&mut out);
     }

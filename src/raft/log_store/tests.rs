@@ -13,7 +13,7 @@ use super::*;
 use crate::raft::identity::Identity;
 use crate::raft::types::Proposal;
 
-fn stamped(root: &Path) -> DataDir {
+pub(super) fn stamped(root: &Path) -> DataDir {
     let dir = DataDir::open(root, "test").unwrap();
     let identity =
         Identity { cluster_id: Uuid::nil(), node_id: 1, name: "n1".into(), peers: vec![] };
@@ -21,15 +21,20 @@ fn stamped(root: &Path) -> DataDir {
     dir
 }
 
-fn open(root: &Path) -> LogStore {
+pub(super) fn open(root: &Path) -> LogStore {
     try_open(root).unwrap()
 }
 
-fn try_open(root: &Path) -> Result<LogStore, OpenError> {
-    LogStore::open(&stamped(root), LogOptions::default())
+/// With a tail so small that everything about it happens.
+pub(super) fn options() -> LogOptions {
+    LogOptions { tail_half_bytes: 128 << 10, ..LogOptions::default() }
 }
 
-fn entry(term: u64, index: u64, bytes: usize) -> Entry {
+pub(super) fn try_open(root: &Path) -> Result<LogStore, OpenError> {
+    LogStore::open(&stamped(root), options())
+}
+
+pub(super) fn entry(term: u64, index: u64, bytes: usize) -> Entry {
     let fill = (index % 251) as u8;
     Entry {
         log_id: test_log_id(term, index),
@@ -37,18 +42,18 @@ fn entry(term: u64, index: u64, bytes: usize) -> Entry {
     }
 }
 
-fn entries(term: u64, range: std::ops::Range<u64>, bytes: usize) -> Vec<Entry> {
+pub(super) fn entries(term: u64, range: std::ops::Range<u64>, bytes: usize) -> Vec<Entry> {
     range.map(|index| entry(term, index, bytes)).collect()
 }
 
-/// All entries, after a restart: from sled alone.
-async fn reopened(root: &Path) -> (LogStore, Vec<Entry>) {
+/// All entries, after a restart: from the disk alone.
+pub(super) async fn reopened(root: &Path) -> (LogStore, Vec<Entry>) {
     let mut log = open(root);
     let all = log.try_get_log_entries(..).await.unwrap();
     (log, all)
 }
 
-async fn append(log: &mut LogStore, entries: Vec<Entry>) {
+pub(super) async fn append(log: &mut LogStore, entries: Vec<Entry>) {
     log.blocking_append(entries).await.unwrap();
 }
 
@@ -77,7 +82,7 @@ fn blobs(root: &Path) -> usize {
 #[tokio::test]
 async fn entries_are_readable_before_they_are_durable_and_read_back_from_both_halves() {
     let dir = tempfile::tempdir().unwrap();
-    let options = LogOptions { recent_bytes_max: 20_000, ..LogOptions::default() };
+    let options = LogOptions { recent_bytes_max: 20_000, ..options() };
     let mut log = LogStore::open(&stamped(dir.path()), options).unwrap();
     for first in (1..1001).step_by(10) {
         log.append(entries(1, first..first + 10, 300), IOFlushed::noop()).await.unwrap();
@@ -95,8 +100,7 @@ async fn entries_are_readable_before_they_are_durable_and_read_back_from_both_ha
 #[tokio::test]
 async fn a_limited_read_returns_something_and_not_everything() {
     let dir = tempfile::tempdir().unwrap();
-    let options =
-        LogOptions { read_bytes_max: 10_000, recent_bytes_max: 0, ..LogOptions::default() };
+    let options = LogOptions { read_bytes_max: 10_000, recent_bytes_max: 0, ..options() };
     let mut log = LogStore::open(&stamped(dir.path()), options).unwrap();
     append(&mut log, entries(1, 1..1000, 1000)).await;
     append(&mut log, vec![entry(1, 1000, 200_000)]).await;
@@ -145,26 +149,35 @@ async fn a_truncation_of_many_chunks_that_was_cut_off_is_finished_at_the_next_op
     let dir = tempfile::tempdir().unwrap();
     let mut log = open(dir.path());
     for index in 1..400 {
-        append(&mut log, vec![entry(1, index, 10)]).await;
+        append(&mut log, vec![entry(1, index, 20_000)]).await;
     }
+    log.close().await;
+    drop(log);
+    let log = open(dir.path());
     let db = log.shared.db.clone();
-    // As the writer does it, up to the first batch.
+    // As the keeper does it: the tail counts no more, the marker is lowered, the intent stated, and
+    // it comes as far as the first batch.
     let plan = recover::plan_truncation(&db, Some(20)).unwrap().unwrap();
     assert_eq!(plan.last.unwrap().0, test_log_id(1, 20));
     log.close().await;
     let keep = Some(test_log_id(1, 20));
     db.insert(chunk::key::TRUNCATION, codec_seal(&keep)).unwrap();
     for index in (300..400).rev() {
-        db.remove(chunk::key::chunk(index, 0)).unwrap();
+        db.remove(chunk::key::chunk(index, 0)).unwrap().unwrap();
     }
     db.flush().unwrap();
     drop((db, log, plan));
-    // The writer had lowered the marker first.
     let mut marker = crate::raft::marker::Marker::open(dir.path()).unwrap().unwrap().unwrap();
-    marker.set(Default::default()).unwrap();
+    let mut from = marker.tail().unwrap();
+    let mut tail = Tail::open(dir.path(), from.half_bytes as usize, from.generation).unwrap();
+    from.generation = tail.begin();
+    let end = Durable::default();
+    tail.write(tail::Begin::Direct, end.clone(), end.clone(), None, (0, &[])).unwrap();
+    marker.set(end, Some(from)).unwrap();
+    drop((marker, tail));
 
     let (log, all) = reopened(dir.path()).await;
-    assert_eq!(all, entries(1, 1..21, 10));
+    assert_eq!(all, entries(1, 1..21, 20_000));
     assert!(log.shared.db.get(chunk::key::TRUNCATION).unwrap().is_none());
 }
 
@@ -281,13 +294,13 @@ async fn a_torn_page_table_of_sled_does_not_keep_the_log_shut() {
 }
 
 #[tokio::test]
-async fn m4_a_lost_log_or_marker_is_quarantined() {
+async fn m4_a_lost_log_marker_or_tail_is_quarantined() {
     let dir = tempfile::tempdir().unwrap();
     let mut log = open(dir.path());
     append(&mut log, entries(1, 1..3, 10)).await;
     drop(log);
     let hidden = dir.path().join("hidden");
-    for name in ["log", "log.marker"] {
+    for name in ["log", "log.marker", "log.tail"] {
         std::fs::rename(dir.path().join(name), &hidden).unwrap();
         let data = DataDir::open(dir.path(), "test").unwrap();
         let error = LogStore::open(&data, LogOptions::default()).unwrap_err();

@@ -6,15 +6,14 @@ use std::ops::Range;
 
 use openraft::EntryPayload;
 
-use super::recover::Recovered;
 use super::{Entry, LogId, Vote};
 
 /// The view. Its indices:
 ///
 /// ```text
-///   purged │ in sled only │ recent, in sled │ recent, not durable │
+///   purged │ in sled only │ recent, in sled │ recent, not in sled │
 ///          └──────────────┴─────────────────┴─────────────────────┘
-///                         recent_first      durable_next           last
+///                         recent_first      stored_next            last
 /// ```
 #[derive(Debug)]
 pub(super) struct View {
@@ -30,11 +29,11 @@ pub(super) struct View {
     recent_first: u64,
     recent_bytes: usize,
     recent_bytes_max: usize,
-    /// Entries below this are durable, and stay so.
-    durable_next: u64,
+    /// Entries below this can be read from sled.
+    stored_next: u64,
     /// Raised by truncations and purges: what was read before may not fit what is read after.
     epoch: u64,
-    /// Truncations so far; the writer's news from before one says nothing about what came after.
+    /// Truncations so far; the keeper's news from before one says nothing about what came after.
     truncations: u64,
 }
 
@@ -60,18 +59,23 @@ fn next_of(log_id: Option<LogId>) -> u64 {
 }
 
 impl View {
-    pub(super) fn new(recovered: &Recovered, recent_bytes_max: usize) -> Self {
+    /// `last` and all before it are in sled.
+    pub(super) fn new(
+        (purged, first, last): (Option<LogId>, u64, Option<LogId>),
+        (vote, committed): (Option<Vote>, Option<LogId>),
+        recent_bytes_max: usize,
+    ) -> Self {
         Self {
-            vote: recovered.vote,
-            committed: recovered.committed,
-            purged: recovered.base.map(|base| base.log_id),
-            first: recovered.first,
-            last: recovered.last,
+            vote,
+            committed,
+            purged,
+            first,
+            last,
             recent: VecDeque::new(),
-            recent_first: next_of(recovered.last),
+            recent_first: next_of(last),
             recent_bytes: 0,
             recent_bytes_max,
-            durable_next: next_of(recovered.last),
+            stored_next: next_of(last),
             epoch: 0,
             truncations: 0,
         }
@@ -111,7 +115,7 @@ impl View {
         if self.last.is_none() {
             self.first = expected;
             self.recent_first = expected;
-            self.durable_next = expected;
+            self.stored_next = expected;
         }
         for (expected, entry) in (expected..).zip(entries) {
             if entry.log_id.index != expected {
@@ -129,7 +133,7 @@ impl View {
 
     pub(super) fn truncate(&mut self, keep: Option<LogId>) {
         let next = next_of(keep).max(next_of(self.purged));
-        self.truncations += 1; // The writer counts every one.
+        self.truncations += 1; // The keeper counts every one.
         if self.last.is_none_or(|last| last.index < next) {
             return;
         }
@@ -138,7 +142,7 @@ impl View {
             self.recent_bytes -= size(&entry);
         }
         self.recent_first = self.recent_first.min(next);
-        self.durable_next = self.durable_next.min(next);
+        self.stored_next = self.stored_next.min(next);
         self.last = match keep {
             Some(keep) if next_of(self.purged) <= keep.index => Some(keep),
             _ => self.purged,
@@ -160,18 +164,18 @@ impl View {
         if self.last.is_none_or(|last| last.index <= upto.index) {
             self.last = Some(upto);
             self.recent_first = upto.index + 1;
-            self.durable_next = self.durable_next.max(upto.index + 1);
+            self.stored_next = self.stored_next.max(upto.index + 1);
         }
         self.epoch += 1;
     }
 
-    /// The writer's news: everything below `next` is durable, as of `truncations`.
-    pub(super) fn durable(&mut self, next: u64, truncations: u64) {
+    /// The keeper's news: everything below `next` is in sled, as of `truncations`.
+    pub(super) fn stored(&mut self, next: u64, truncations: u64) {
         if truncations != self.truncations {
             return;
         }
-        self.durable_next = self.durable_next.max(next);
-        while self.recent_bytes > self.recent_bytes_max && self.recent_first < self.durable_next {
+        self.stored_next = self.stored_next.max(next);
+        while self.recent_bytes > self.recent_bytes_max && self.recent_first < self.stored_next {
             let Some(entry) = self.recent.pop_front() else { break };
             self.recent_bytes -= size(&entry);
             self.recent_first += 1;
