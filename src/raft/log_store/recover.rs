@@ -143,7 +143,7 @@ pub(super) fn recover(root: &Path, cache_bytes: u64) -> Result<Recovered, OpenEr
     let replay = match marker.tail() {
         None => Replay::default(),
         Some(from) => {
-            let found = tail::read(root, from.half_bytes as usize)?;
+            let found = tail::read(root, from.half_bytes as usize)?.map_err(quarantined)?;
             replay::join(&Durable { last, hash, vote }, from, found).map_err(quarantined)?
         }
     };

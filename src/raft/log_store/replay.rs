@@ -45,11 +45,8 @@ pub(super) fn is_as_new(vote: Option<&Vote>, other: Option<&Vote>) -> bool {
 pub(super) fn join(
     sled: &Durable,
     from: TailFrom,
-    found: Option<Vec<Generation>>,
+    found: Vec<Generation>,
 ) -> Result<Replay, String> {
-    let Some(found) = found else {
-        return Err("log.tail is missing, so nothing shows that the log is whole".to_owned());
-    };
     let live: Vec<Generation> =
         found.into_iter().filter(|found| found.number >= from.generation).collect();
     let numbers: Vec<u64> = live.iter().map(|found| found.number).collect();

@@ -130,19 +130,10 @@ impl Tail {
     /// Opens it for the generation after `generation`, which [`Tail::begin`] begins.
     pub(super) fn open(root: &Path, half_bytes: usize, generation: u64) -> Result<Self, OpenError> {
         let path = path(root);
-        let open = || {
-            let file = File::options().write(true).open(&path)?;
-            let len = file.metadata()?.len();
-            let whole = 4 * half_bytes as u64;
-            if len < whole {
-                // Cut off by somebody; what was there is in sled by now.
-                let missing = usize::try_from(whole - len).map_err(io::Error::other)?;
-                file.write_all_at(&vec![0; missing], len)?;
-                file.sync_all()?;
-            }
-            Ok(file)
-        };
-        let file = open().map_err(OpenError::io(&path, "opening the log's tail"))?;
+        let file = File::options()
+            .write(true)
+            .open(&path)
+            .map_err(OpenError::io(&path, "opening the log's tail"))?;
         Ok(Self { file, half_bytes, generation, sequence: 0, at: half_bytes, buffer: Vec::new() })
     }
 
@@ -219,20 +210,26 @@ pub(super) struct Generation {
     pub(super) has_hole: bool,
 }
 
-/// Reads what is readable, the older generation first; `None` where there is no such file.
-pub(super) fn read(root: &Path, half_bytes: usize) -> Result<Option<Vec<Generation>>, OpenError> {
+/// Reads what is readable, the older generation first; or says what the whole file lacks.
+pub(super) fn read(
+    root: &Path,
+    half_bytes: usize,
+) -> Result<Result<Vec<Generation>, String>, OpenError> {
     let path = path(root);
     let Some(bytes) = files::read(&path).map_err(OpenError::io(&path, "reading"))? else {
-        return Ok(None);
+        let why = "log.tail is missing, so nothing shows that the log is whole";
+        return Ok(Err(why.to_owned()));
     };
-    let part = |index: usize| {
-        let from = (index * half_bytes).min(bytes.len());
-        &bytes[from..(from + half_bytes).min(bytes.len())]
-    };
+    if bytes.len() < 4 * half_bytes {
+        // Both copies of what was written last may be gone, and nothing else would show it.
+        let (len, whole) = (bytes.len(), 4 * half_bytes);
+        return Ok(Err(format!("log.tail is cut off: {len} bytes of {whole} are there")));
+    }
+    let part = |index: usize| &bytes[index * half_bytes..(index + 1) * half_bytes];
     let mut found: Vec<Generation> =
         (0..2).filter_map(|half| read_half(half as u64, part(half), part(half + 2))).collect();
     found.sort_by_key(|generation| generation.number);
-    Ok(Some(found))
+    Ok(Ok(found))
 }
 
 fn read_half(half: u64, first: &[u8], second: &[u8]) -> Option<Generation> {
