@@ -3,6 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod support;
+mod members {
+    mod elections;
+}
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};

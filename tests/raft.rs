@@ -5,6 +5,7 @@
 mod raft {
     mod basics;
     mod cluster;
+    mod election;
     mod faults;
     mod members;
 }

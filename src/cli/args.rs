@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::config::{KEYS, Layers};
 
+use super::bench::Mode;
 use super::bench::failover::Kill;
 use super::failure::{EXIT_CODES, Failure};
 
@@ -59,22 +60,40 @@ pub(super) enum Verb {
 /// What `bench` measures.
 #[derive(Debug, Subcommand)]
 pub(super) enum Measurement {
-    /// From `kill -9` of a replica to the next one acting
+    /// From the death, the freeze or the stop of a replica to the next one acting
     Failover(FailoverArgs),
 }
 
 /// `bench failover`.
 #[derive(Debug, Args)]
 pub(super) struct FailoverArgs {
-    /// How many kills
+    /// How many times
     #[arg(long, default_value_t = 60, value_name = "N")]
     pub(super) runs: usize,
-    /// Whom to kill
+    /// Whom to strike
     #[arg(long, value_enum, default_value = "both")]
     pub(super) kill: Kill,
+    /// How a replica goes, and whether a supervisor tells of it
+    #[arg(long, value_enum, default_value = "supervised")]
+    pub(super) mode: Mode,
+    /// Of how many nodes, 3 or 5
+    #[arg(long, default_value_t = 3, value_name = "N", value_parser = nodes_of_a_bench)]
+    pub(super) nodes: usize,
     /// Where to write the figures as JSON
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
+    /// Where to draw the samples, as SVG
+    #[arg(long, value_name = "FILE")]
+    pub(super) plot: Option<PathBuf>,
+}
+
+/// Groups that survive the death of one, or of two.
+fn nodes_of_a_bench(text: &str) -> Result<usize, String> {
+    match text {
+        "3" => Ok(3),
+        "5" => Ok(5),
+        _ => Err("a group of 3 or of 5 is measured".to_owned()),
+    }
 }
 
 /// `up`.

@@ -84,11 +84,13 @@ fn dispatch(cli: &Cli, flows: Flows) -> Result<(), Failure> {
 fn measure_failover(args: &FailoverArgs) -> Result<(), Failure> {
     let program = std::env::current_exe()
         .map_err(|error| Failure::Other(format!("cannot find this program's file: {error}")))?;
-    let options = bench::failover::Options { program, runs: args.runs, kill: args.kill };
+    let FailoverArgs { runs, kill, mode, nodes, .. } = *args;
+    let options = bench::failover::Options { program, runs, kill, mode, nodes };
     call(async move {
         let report = bench::failover::run(&options).await?;
-        if let Some(path) = &args.json {
-            std::fs::write(path, report.json())
+        for (path, text) in [(&args.json, report.json()), (&args.plot, report.svg())] {
+            let Some(path) = path else { continue };
+            std::fs::write(path, text)
                 .map_err(|error| Failure::Other(format!("{}: {error}", path.display())))?;
         }
         match report.checks().lost {

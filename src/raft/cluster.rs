@@ -440,6 +440,9 @@ async fn declare_dead(
         Problem::new(StatusCode::BAD_REQUEST, "bad_process", error.to_string())
     })?;
     let member = inner.member()?;
+    tracing::info!(process = %dead, "told that a process is dead");
+    // Where it led, nothing can be committed before another does.
+    member.suspicions.dead(dead);
     let sessions = member.state.read(|machine| machine.sessions_of(dead));
     process::declare(&member, dead, DECLARE_WITHIN).await?;
     tracing::info!(process = %dead, sessions, "a process is dead; what it held passes on");

@@ -18,7 +18,8 @@ use super::proposals::{Carrier, Proposals, Sent};
 use super::server::{own_propose, own_read_index};
 use super::session_clock::SessionClock;
 use super::state_store::StateStore;
-use super::types::{Peer, Proposal, StoredMembership, TypeConfig};
+use super::suspect::Suspicions;
+use super::types::{Peer, Proposal, StoredMembership, TypeConfig, Vote};
 use super::wire::{ForwardAnswer, ReadIndex, ReadIndexAnswer};
 use super::{Role, Timing};
 use crate::clock::{BootInstant, Clock};
@@ -52,6 +53,7 @@ pub(crate) struct Member {
     pub(crate) proposals: Arc<Proposals>,
     pub(crate) barriers: Arc<Barriers>,
     pub(crate) sessions: Arc<SessionClock>,
+    pub(crate) suspicions: Suspicions,
     pub(crate) log: LogStore,
     pub(crate) state: StateStore,
     pub(crate) timing: Timing,
@@ -88,6 +90,7 @@ impl Member {
             proposals,
             barriers: Arc::default(),
             sessions,
+            suspicions: Suspicions::default(),
             log,
             state,
             timing,
@@ -129,6 +132,16 @@ impl Member {
     /// A member's name and address.
     pub(crate) fn peer(&self, id: NodeId) -> Option<Peer> {
         self.membership().membership().get_node(&id).cloned()
+    }
+
+    /// The vote in effect, on disk or not; `None` once Raft has stopped.
+    pub(crate) async fn vote(&self) -> Option<Vote> {
+        self.raft.with_raft_state(|state| *state.vote_ref()).await.ok()
+    }
+
+    /// Where a member is, as it said itself, or else as the membership says.
+    pub(crate) fn address_of(&self, id: NodeId) -> Option<String> {
+        self.peers.address(id).or_else(|| self.peer(id).map(|peer| peer.address))
     }
 
     /// Takes note of a message of a leader.

@@ -301,23 +301,31 @@ pub(crate) async fn yield_leader(
         None => *furthest.ok_or(MembershipError::NoSuccessor { id: from })?,
     };
     tracing::info!(from, to, "handing leadership on");
-    let mut metrics = member.raft.server_metrics();
-    if member.raft.trigger().transfer_leader(to).await.is_err() {
-        return Err(MembershipError::NotLeader);
-    }
-    let handed = async {
-        loop {
-            if let Some(leader) = metrics.borrow_watched().current_leader
-                && leader != from
-            {
-                return Some(leader);
-            }
-            metrics.changed().await.ok()?;
+    let began = member.clock.now();
+    while member.clock.now() - began < within {
+        if member.raft.trigger().transfer_leader(to).await.is_err() {
+            return Err(MembershipError::NotLeader);
         }
-    };
-    match tokio::time::timeout(within, handed).await {
-        Ok(Some(to)) => Ok(Yielded { from, to }),
-        Ok(None) | Err(_) => Err(MembershipError::Unconfirmed { within }),
+        // A successor whose disk does not follow in time drops the request. Meanwhile this node takes
+        // no writes, so it asks again, and does not leave it to the election timer.
+        let again = member.timing.election_min.min(within);
+        if let Ok(led) = tokio::time::timeout(again, succeeded(member)).await {
+            let to = led.ok_or(MembershipError::Unconfirmed { within })?;
+            return Ok(Yielded { from, to });
+        }
+    }
+    Err(MembershipError::Unconfirmed { within })
+}
+
+/// Waits until another leads; `None` where Raft stops before that.
+async fn succeeded(member: &Member) -> Option<NodeId> {
+    let mut metrics = member.raft.server_metrics();
+    loop {
+        let leader = metrics.borrow_and_update().current_leader;
+        if let Some(leader) = leader.filter(|leader| *leader != member.id()) {
+            return Some(leader);
+        }
+        metrics.changed().await.ok()?;
     }
 }
 

@@ -1,7 +1,9 @@
 //! The group of nodes: log, machine, snapshots, transport, membership.
 
+mod attend;
 mod barrier;
 mod bootstrap;
+mod campaign;
 mod cluster;
 mod files;
 mod group_time;
@@ -24,6 +26,7 @@ mod settings;
 mod snapshot;
 mod state_store;
 mod status;
+mod suspect;
 mod types;
 mod watch;
 mod wire;

@@ -102,7 +102,7 @@ pub(crate) struct Inner {
     pub(crate) clients: Clients,
     wakeups: Wakeups,
     /// Names the process it runs in.
-    process: ProcessToken,
+    pub(crate) process: ProcessToken,
     /// The parent that waits for it.
     pub(crate) link: Option<Arc<Link>>,
     /// Let go at shutdown, so that the same process may open the directory again.
@@ -134,8 +134,8 @@ impl Node {
         }
         let link = supervise::attach()?;
         let process = link.as_ref().map_or_else(ProcessToken::random, |link| link.token());
-        let clients = Clients::new(&options.secret, &options.timing)
-            .map_err(|error| NodeError::Options(error.to_string()))?;
+        let clients =
+            Clients::new(&options).map_err(|error| NodeError::Options(error.to_string()))?;
         let holder = format!("node {} at {}", options.name, options.advertise);
         let root = options.dir.clone();
         let dir = blocking(move || DataDir::occupied(&root, &holder, process)).await?;

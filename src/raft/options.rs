@@ -1,5 +1,6 @@
 //! What a node is opened with.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -96,6 +97,8 @@ pub struct NodeOptions {
     pub dir: PathBuf,
     /// `host:port` by which the others reach its cluster listener.
     pub advertise: String,
+    /// Host names of peers and what they are, as in a hosts file: these are not looked up.
+    pub hosts: Vec<(String, IpAddr)>,
     /// The cluster secret.
     pub secret: Secret,
     /// What an empty directory does.
@@ -122,6 +125,7 @@ impl NodeOptions {
             name: name.into(),
             dir: dir.into(),
             advertise: advertise.into(),
+            hosts: Vec::new(),
             secret,
             start: Start::Member,
             clock: SystemClock::shared(),

@@ -5,6 +5,7 @@
 //! seconds are dropped, because a dead one in the pool starves a restarted peer (DESIGN 6).
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -14,16 +15,19 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
+use super::NodeOptions;
 use super::group_time::GroupTime;
 use super::identity::DataDir;
 use super::wire::{self, Header, Refusal};
-use super::{Secret, Timing};
 use crate::clock::{BootInstant, Clock};
 use crate::codec::Kind;
 use crate::types::NodeId;
 
 /// How long a connection may lie idle.
 const IDLE: Duration = Duration::from_secs(2);
+/// How long a stream on which nothing is said may be silent before the kernel looks whether the
+/// other end is there.
+const ALIVE: Duration = Duration::from_secs(10);
 
 /// For how long somebody heard counts as reachable.
 pub(crate) const REACHABLE: Duration = Duration::from_millis(1500);
@@ -39,6 +43,8 @@ pub(crate) enum Lane {
     Snapshot,
     /// Forwarded batches and administration.
     Forward,
+    /// Streams that end with the leader's process: each on a connection of its own.
+    Attend,
 }
 
 /// The HTTP clients of a node.
@@ -48,29 +54,36 @@ pub(crate) struct Clients {
     append: Client,
     snapshot: Client,
     forward: Client,
+    attend: Client,
 }
 
 impl Clients {
     /// Builds the clients. All carry the secret.
-    pub(crate) fn new(secret: &Secret, timing: &Timing) -> Result<Self, reqwest::Error> {
+    pub(crate) fn new(options: &NodeOptions) -> Result<Self, reqwest::Error> {
         use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
         let mut headers = HeaderMap::new();
         // A secret is printable ASCII: that is checked when it is taken.
-        let mut value = HeaderValue::from_str(&secret.bearer())
+        let mut value = HeaderValue::from_str(&options.secret.bearer())
             .expect("a checked secret is a valid header value");
         value.set_sensitive(true);
         headers.insert(AUTHORIZATION, value);
         let build = || {
-            Client::builder()
+            let builder = Client::builder()
                 .no_proxy()
                 .http1_only()
                 .tcp_nodelay(true)
-                .connect_timeout(timing.connect)
+                .connect_timeout(options.timing.connect)
                 .pool_idle_timeout(IDLE)
-                .default_headers(headers.clone())
-                .build()
+                .default_headers(headers.clone());
+            options.hosts.iter().fold(builder, |builder, (name, ip)| {
+                // The port is the one the address names.
+                builder.resolve(name, SocketAddr::new(*ip, 0))
+            })
         };
-        Ok(Self { beat: build()?, append: build()?, snapshot: build()?, forward: build()? })
+        let attend = build().pool_max_idle_per_host(0).tcp_keepalive(ALIVE).build()?;
+        let [beat, append, snapshot, forward] =
+            [build().build()?, build().build()?, build().build()?, build().build()?];
+        Ok(Self { beat, append, snapshot, forward, attend })
     }
 
     /// The client of a kind of traffic.
@@ -80,6 +93,7 @@ impl Clients {
             Lane::Append => &self.append,
             Lane::Snapshot => &self.snapshot,
             Lane::Forward => &self.forward,
+            Lane::Attend => &self.attend,
         }
     }
 }

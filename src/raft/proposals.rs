@@ -47,7 +47,7 @@ const BATCH_BYTES_MAX: usize = 256 << 10;
 const GATHER_TURNS_MAX: u32 = 16;
 /// First and longest pause before a batch is repeated.
 const PAUSE_MIN: Duration = Duration::from_millis(4);
-const PAUSE_MAX: Duration = Duration::from_millis(64);
+const PAUSE_MAX: Duration = Duration::from_millis(16);
 /// How long a committed batch may take to be applied here before the machine is asked for it.
 const LAND_WITHIN: Duration = Duration::from_millis(500);
 /// No renewal older than this enters a batch, nor one older than a third of its lease (DESIGN 3

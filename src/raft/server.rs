@@ -29,6 +29,7 @@ use super::types::{Proposal, SnapshotFile, TypeConfig};
 use super::wire::{
     self, ForwardAnswer, Header, ReadIndex, ReadIndexAnswer, Refusal, SnapshotStart,
 };
+use super::{attend, suspect};
 use crate::codec::{DECODE_BYTES_MAX, Kind};
 use crate::group::Unavailable;
 
@@ -48,6 +49,8 @@ pub(crate) fn routes() -> Router<Arc<Inner>> {
         .route("/raft/pre-vote", post(pre_vote).layer(limit(SMALL_BYTES_MAX)))
         .route("/raft/transfer-leader", post(transfer_leader).layer(limit(SMALL_BYTES_MAX)))
         .route("/raft/read-index", post(read_index).layer(limit(SMALL_BYTES_MAX)))
+        .route("/raft/attend", post(attend::attend).layer(limit(SMALL_BYTES_MAX)))
+        .route("/raft/suspect", post(suspect::suspect).layer(limit(SMALL_BYTES_MAX)))
         .route("/raft/forward", post(forward).layer(limit(FORWARD_BYTES_MAX)))
         .route("/raft/snapshot", post(snapshot).layer(DefaultBodyLimit::disable()))
 }
@@ -66,14 +69,14 @@ impl IntoResponse for Refusal {
 }
 
 /// A question that has passed every check.
-struct Asked<Q> {
-    member: Arc<Member>,
-    from: Header,
-    question: Q,
+pub(super) struct Asked<Q> {
+    pub(super) member: Arc<Member>,
+    pub(super) from: Header,
+    pub(super) question: Q,
 }
 
 impl<Q: DeserializeOwned> Asked<Q> {
-    fn open(inner: &Inner, body: &[u8]) -> Result<Self, Refusal> {
+    pub(super) fn open(inner: &Inner, body: &[u8]) -> Result<Self, Refusal> {
         let member = inner.member().map_err(not_serving)?;
         let (from, payload) = wire::open(Kind::Request, body)?;
         member.peers.admit(&from)?;
@@ -82,7 +85,7 @@ impl<Q: DeserializeOwned> Asked<Q> {
 }
 
 /// Puts an answer into its envelope.
-fn answer<A: Serialize>(member: &Member, to: &Header, answer: &A) -> Response {
+pub(super) fn answer<A: Serialize>(member: &Member, to: &Header, answer: &A) -> Response {
     let body = wire::seal(Kind::Response, &member.peers.header(to.from), answer);
     ([(header::CONTENT_TYPE, "application/octet-stream")], body).into_response()
 }
@@ -99,7 +102,7 @@ fn failed(error: impl std::fmt::Display) -> Refusal {
     Refusal::Failed { why: error.to_string() }
 }
 
-type Answer = Result<Response, Refusal>;
+pub(super) type Answer = Result<Response, Refusal>;
 
 async fn append(State(inner): State<Arc<Inner>>, body: Bytes) -> Answer {
     let asked = Asked::<AppendEntriesRequest<TypeConfig>>::open(&inner, &body)?;

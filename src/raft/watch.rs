@@ -9,9 +9,11 @@ use openraft::async_runtime::WatchReceiver;
 
 use super::member::{Leader, Member};
 use super::node::{Inner, known_peers};
-use super::{bootstrap, membership};
+use super::types::{Peer, StoredMembership};
+use super::{bootstrap, membership, suspect};
 use crate::group::Unavailable;
 use crate::machine::Command;
+use crate::types::NodeId;
 
 /// How long one proposed expiry is waited for; it comes up again by itself.
 const EXPIRE_WITHIN: Duration = Duration::from_secs(5);
@@ -29,6 +31,8 @@ pub(crate) fn spawn(inner: &Arc<Inner>, member: &Arc<Member>) {
         Box::pin(watch_quorum(member.clone())),
         Box::pin(catch_up(member.clone())),
         Box::pin(membership::tend(member.clone())),
+        Box::pin(suspect::watch(member.clone())),
+        Box::pin(beat_at_once(member.clone())),
         Box::pin(bootstrap::announce(inner.clone(), member.clone())),
     ];
     for task in tasks.drain(..) {
@@ -59,6 +63,26 @@ async fn expire_sessions(inner: Arc<Inner>, member: Arc<Member>) {
     }
 }
 
+/// A leader knows that a majority follows it by the answers to its heartbeats, and the first one would
+/// come with the next tick only. Nobody is served meanwhile, so it comes at once.
+async fn beat_at_once(member: Arc<Member>) {
+    let mut metrics = member.raft.server_metrics();
+    let mut led = None;
+    loop {
+        let leads = {
+            let now = metrics.borrow_and_update();
+            (now.state == ServerState::Leader).then_some(now.vote.leader_id.term)
+        };
+        if leads.is_some() && leads != led && member.raft.trigger().heartbeat().await.is_err() {
+            return;
+        }
+        led = leads;
+        if metrics.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
 /// Acts on changes of leader and membership.
 async fn follow_changes(inner: Arc<Inner>, member: Arc<Member>) {
     let mut metrics = member.raft.server_metrics();
@@ -68,8 +92,8 @@ async fn follow_changes(inner: Arc<Inner>, member: Arc<Member>) {
         let membership = member.membership();
         if seen.as_ref() != Some(&membership) {
             for (&id, peer) in membership.membership().nodes() {
-                // A member says itself where it is; the membership speaks of those that are silent.
-                if id != member.id() && !member.peers.heard_within(id, super::peers::REACHABLE) {
+                let known = member.peers.address(id);
+                if id != member.id() && is_news(seen.as_deref(), id, peer, known.as_deref()) {
                     member.peers.note_address(id, &peer.address);
                 }
             }
@@ -96,6 +120,18 @@ async fn follow_changes(inner: Arc<Inner>, member: Arc<Member>) {
         if metrics.changed().await.is_err() {
             return;
         }
+    }
+}
+
+/// Whether a membership says of a member's address what is not known yet. A member says itself where
+/// it is, and what it said may be newer than a membership that only repeats itself. One that moves it
+/// is news, however lately it was heard: it may have restarted elsewhere since, with a membership in
+/// which *its* peers are not where they were, and then nobody finds it who does not take the word of
+/// the one it told.
+fn is_news(seen: Option<&StoredMembership>, id: NodeId, peer: &Peer, known: Option<&str>) -> bool {
+    match seen.and_then(|seen| seen.membership().get_node(&id)) {
+        Some(before) => before.address != peer.address,
+        None => known.is_none(),
     }
 }
 
@@ -170,5 +206,37 @@ async fn catch_up(member: Arc<Member>) {
         if matches!(changed, Ok(Err(_))) {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use openraft::Membership;
+
+    use super::*;
+
+    fn at(address: &str) -> Peer {
+        Peer { address: address.to_owned(), ..Peer::default() }
+    }
+
+    fn membership(second: &str) -> StoredMembership {
+        let nodes = BTreeMap::from([(1, at("a:1")), (2, at(second))]);
+        let membership = Membership::new(vec![BTreeSet::from([1])], nodes);
+        StoredMembership::new(None, membership.unwrap())
+    }
+
+    #[test]
+    fn k4_a_move_is_news_and_a_repeated_membership_is_not() {
+        let (before, after) = (membership("b:1"), at("b:2"));
+        // Heard a moment ago at its old place: the move is what counts.
+        assert!(is_news(Some(&before), 2, &after, Some("b:1")));
+        // It has said itself that it is elsewhere by now; this membership says what it said before.
+        assert!(!is_news(Some(&before), 2, &at("b:1"), Some("b:3")));
+        // After a start: a message may have come before the membership was looked at.
+        assert!(!is_news(None, 2, &after, Some("b:3")));
+        assert!(is_news(None, 2, &after, None));
+        assert!(is_news(Some(&before), 3, &at("c:1"), None), "a new member");
     }
 }

@@ -10,7 +10,7 @@ use botmesh::group::{ExecuteError, Group, look};
 use botmesh::machine::{
     Authority, Command, Expect, Op, QueueKey, QueueKind, Reply, RowKey, SessionKind, Table,
 };
-use botmesh::raft::{Node, NodeError, NodeOptions, Role, Secret, Start, Status};
+use botmesh::raft::{Node, NodeError, NodeOptions, Role, Secret, Start, Status, Timing};
 use botmesh::types::{Incarnation, NodeId, Prefix, TicketId};
 use parking_lot::Mutex;
 use tempfile::TempDir;
@@ -62,6 +62,7 @@ impl Drop for Running {
 pub(crate) struct Lab {
     pub(crate) root: TempDir,
     pub(crate) secret: Secret,
+    timing: Timing,
 }
 
 impl Lab {
@@ -70,7 +71,16 @@ impl Lab {
             .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
             .with_test_writer()
             .try_init();
-        Self { root: tempfile::tempdir().unwrap(), secret: Secret::random() }
+        Self {
+            root: tempfile::tempdir().unwrap(),
+            secret: Secret::random(),
+            timing: Timing::default(),
+        }
+    }
+
+    /// With another beat.
+    pub(crate) fn with_timing(self, timing: Timing) -> Self {
+        Self { timing, ..self }
     }
 
     pub(crate) fn dir(&self, name: &str) -> PathBuf {
@@ -79,7 +89,7 @@ impl Lab {
 
     pub(crate) fn options(&self, name: &str, address: &str, start: Start) -> NodeOptions {
         let options = NodeOptions::new(name, self.dir(name), address, self.secret.clone());
-        NodeOptions { start, ..options }
+        NodeOptions { start, timing: self.timing, ..options }
     }
 
     /// Starts a node on a listener of its own.
@@ -104,6 +114,16 @@ impl Lab {
         listener: TcpListener,
         options: NodeOptions,
     ) -> Result<Running, NodeError> {
+        self.serve_as(listener, options, |router| router).await
+    }
+
+    /// As [`Lab::serve`], with something in front of the node's routes.
+    pub(crate) async fn serve_as(
+        &self,
+        listener: TcpListener,
+        options: NodeOptions,
+        wrap: impl FnOnce(axum::Router) -> axum::Router,
+    ) -> Result<Running, NodeError> {
         let (address, dir) = (options.advertise.clone(), options.dir.clone());
         let node = Node::open(options).await?;
         let taken = Arc::<Mutex<BTreeMap<String, u64>>>::default();
@@ -114,7 +134,7 @@ impl Lab {
                 next.run(request)
             },
         );
-        let router = node.router::<()>().layer(count);
+        let router = wrap(node.router::<()>().layer(count));
         let server = tokio::spawn(async move {
             axum::serve(listener, router).await.unwrap();
         });

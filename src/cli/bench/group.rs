@@ -1,5 +1,5 @@
-//! Three real nodes under `botmesh supervise`, which whoever measures starts again itself: the
-//! supervisor's own pauses would be most of the time.
+//! Three or five real nodes, under `botmesh supervise` or without, which whoever measures starts again
+//! itself: the supervisor's own pauses would be most of the time.
 
 use std::fs::{self, File};
 use std::net::TcpListener;
@@ -13,13 +13,48 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::cli::client::Client;
 use crate::cli::failure::Failure;
 use crate::config::HostPort;
-use crate::raft::{Secret, Status};
+use crate::raft::{Role, Secret, Status};
 use crate::types::ProcessToken;
 
-const NODES: usize = 3;
 /// How long the group may take for any one change.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(10);
+
+/// How a replica goes, and who watches it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Mode {
+    /// Killed under a supervisor that reports its death; the lease is a minute.
+    Supervised,
+    /// Killed, and nobody knows: its lease of a second decides.
+    Unsupervised,
+    /// Stopped (SIGSTOP) under a supervisor with `--hang-kill 1s`.
+    Freeze,
+    /// Asked to stop (SIGTERM).
+    Graceful,
+}
+
+impl Mode {
+    fn lease(self) -> &'static str {
+        if self == Self::Unsupervised { "1s" } else { "60s" }
+    }
+
+    /// What goes before the bot's own command line.
+    fn watched_by(self) -> &'static [&'static str] {
+        match self {
+            Self::Unsupervised => &[],
+            Self::Freeze => &["supervise", "--no-restart", "--hang-kill", "1s", "--"],
+            Self::Supervised | Self::Graceful => &["supervise", "--no-restart", "--"],
+        }
+    }
+
+    fn signal(self) -> Signal {
+        match self {
+            Self::Supervised | Self::Unsupervised => Signal::KILL,
+            Self::Freeze => Signal::STOP,
+            Self::Graceful => Signal::TERM,
+        }
+    }
+}
 
 struct Member {
     arguments: Vec<String>,
@@ -33,6 +68,7 @@ struct Member {
 pub(super) struct Group {
     root: PathBuf,
     program: PathBuf,
+    mode: Mode,
     members: Vec<Member>,
     http: reqwest::Client,
 }
@@ -66,20 +102,25 @@ fn free_address() -> HostPort {
 }
 
 impl Group {
-    pub(super) async fn start(program: &Path, reply_url: &str) -> Result<Self, Failure> {
+    pub(super) async fn start(
+        program: &Path,
+        reply_url: &str,
+        nodes: usize,
+        mode: Mode,
+    ) -> Result<Self, Failure> {
         let root = std::env::temp_dir().join(format!("botmesh-bench-{}", ProcessToken::random()));
         fs::create_dir_all(&root).map_err(|error| other("cannot make a directory", error))?;
         let secret = Secret::random();
         let secret_file = root.join("secret");
         fs::write(&secret_file, secret.reveal()).map_err(|error| other("the secret", error))?;
-        let clusters: Vec<HostPort> = (0..NODES).map(|_| free_address()).collect();
+        let clusters: Vec<HostPort> = (0..nodes).map(|_| free_address()).collect();
         let peers: Vec<String> = clusters.iter().map(HostPort::to_string).collect();
         let http = reqwest::Client::builder()
             .no_proxy()
             .build()
             .map_err(|error| other("cannot make a client", error))?;
         let program = program.to_owned();
-        let mut group = Self { root, program, members: Vec::new(), http };
+        let mut group = Self { root, program, mode, members: Vec::new(), http };
         for (i, cluster) in clusters.into_iter().enumerate() {
             let (name, public) = (format!("n{}", i + 1), free_address());
             let dir = group.root.join(&name);
@@ -89,11 +130,11 @@ impl Group {
                 ("--public", public.to_string()),
                 ("--cluster", cluster.to_string()),
                 ("--secret-file", secret_file.display().to_string()),
-                ("--bootstrap-expect", NODES.to_string()),
+                ("--bootstrap-expect", nodes.to_string()),
                 ("--peers", peers.join(",")),
                 ("--reply-url", reply_url.to_owned()),
-                ("--lease", "60s".to_owned()),
-                ("--log", "warn".to_owned()),
+                ("--lease", mode.lease().to_owned()),
+                ("--log", "warn,openraft=error,botmesh::raft=info".to_owned()),
             ];
             let arguments = pairs.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]);
             let arguments = arguments.collect();
@@ -101,10 +142,25 @@ impl Group {
             group.members.push(Member { arguments, dir, public, client, supervisor: None });
             group.spawn(i)?;
         }
-        for i in 0..NODES {
+        for i in 0..nodes {
             group.wait_well(i).await?;
         }
         Ok(group)
+    }
+
+    /// How many nodes it has.
+    pub(super) fn len(&self) -> usize {
+        self.members.len()
+    }
+
+    /// What all nodes have logged, by node.
+    pub(super) fn logged(&self) -> Vec<String> {
+        let read = |i| fs::read_to_string(self.log(i)).unwrap_or_default();
+        (0..self.len()).map(read).collect()
+    }
+
+    fn log(&self, i: usize) -> PathBuf {
+        self.root.join(format!("n{}.log", i + 1))
     }
 
     /// Where to look when something went wrong.
@@ -113,14 +169,17 @@ impl Group {
     }
 
     fn spawn(&mut self, i: usize) -> Result<(), Failure> {
-        let log = self.root.join(format!("n{}.log", i + 1));
+        let log = self.log(i);
         let log = File::options().create(true).append(true).open(log);
         let log = log.map_err(|error| other("cannot write a log", error))?;
         let err = log.try_clone().map_err(|error| other("cannot write a log", error))?;
         let member = &mut self.members[i];
-        let child = Command::new(&self.program)
-            .args(["supervise", "--no-restart", "--"])
-            .arg(&self.program)
+        let watched_by = self.mode.watched_by();
+        let mut command = Command::new(&self.program);
+        if !watched_by.is_empty() {
+            command.args(watched_by).arg(&self.program);
+        }
+        let child = command
             .arg("run")
             .args(&member.arguments)
             .stdin(Stdio::null())
@@ -139,9 +198,10 @@ impl Group {
             let client = &self.members[i].client;
             if client.is_ready().await
                 && let Ok((status, _)) = client.status().await
-                && status.sessions.len() == NODES
+                && status.sessions.len() == self.len()
                 && status.leader.is_some()
-                && status.nodes.len() == NODES
+                && status.nodes.len() == self.len()
+                && status.nodes.iter().all(|node| node.role != Role::Learner)
             {
                 return Ok(());
             }
@@ -153,8 +213,8 @@ impl Group {
         }
     }
 
-    /// The next node to kill: the leader, or one of the others in turn.
-    pub(super) async fn pick(&self, leader: bool, run: usize) -> Result<usize, Failure> {
+    /// Who leads.
+    pub(super) async fn leader(&self) -> Result<usize, Failure> {
         let until = Instant::now() + PATIENCE;
         loop {
             let mut leads: Vec<usize> = Vec::new();
@@ -167,8 +227,7 @@ impl Group {
                 }
             }
             if let [found] = leads[..] {
-                let others: Vec<usize> = (0..NODES).filter(|i| *i != found).collect();
-                return Ok(if leader { found } else { others[run % others.len()] });
+                return Ok(found);
             }
             if Instant::now() >= until {
                 return Err(Failure::Leaderless("the group elects no leader".to_owned()));
@@ -196,18 +255,56 @@ impl Group {
         }
     }
 
-    /// `kill -9` of the bot's process.
-    pub(super) fn kill(&self, i: usize) -> Result<(), Failure> {
+    /// Gives a message to the first of these nodes that takes it, as fast as that goes.
+    pub(super) async fn post_to(
+        &self,
+        nodes: &[usize],
+        id: &str,
+        chat: &str,
+    ) -> Result<(), Failure> {
+        let body = serde_json::json!({ "id": id, "chat": chat, "text": "hello" });
+        let until = Instant::now() + PATIENCE;
+        while Instant::now() < until {
+            for &i in nodes {
+                let url = format!("http://{}/webhooks/demo", self.members[i].public);
+                let asked = self.http.post(&url).json(&body).timeout(Duration::from_secs(10));
+                if asked.send().await.is_ok_and(|answer| answer.status().is_success()) {
+                    return Ok(());
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        Err(Failure::Other(format!("nobody takes a message: see {}", self.logs())))
+    }
+
+    /// Whether a node's process, or its supervisor, has ended.
+    pub(super) fn ended(&mut self, i: usize) -> bool {
+        let child = self.members[i].supervisor.as_mut();
+        child.is_none_or(|child| !matches!(child.try_wait(), Ok(None)))
+    }
+
+    /// Sends the bot's process the signal of the mode.
+    pub(super) fn strike(&self, i: usize) -> Result<(), Failure> {
         let file = self.members[i].dir.join("pid");
         let pid = fs::read_to_string(&file).ok().and_then(|text| text.trim().parse().ok());
         let pid = pid
             .and_then(Pid::from_raw)
             .ok_or_else(|| Failure::Other(format!("{} names no process", file.display())))?;
-        kill_process(pid, Signal::KILL).map_err(|error| other("cannot kill a node", error))
+        kill_process(pid, self.mode.signal()).map_err(|error| other("cannot kill a node", error))
     }
 
-    /// Starts a dead node again and waits until the group is whole.
-    pub(super) async fn revive(&mut self, i: usize) -> Result<(), Failure> {
+    /// Starts dead nodes again and waits until the group is whole.
+    pub(super) async fn revive(&mut self, dead: &[usize]) -> Result<(), Failure> {
+        for &i in dead {
+            self.revive_one(i).await?;
+        }
+        for i in 0..self.len() {
+            self.wait_well(i).await?;
+        }
+        Ok(())
+    }
+
+    async fn revive_one(&mut self, i: usize) -> Result<(), Failure> {
         let until = Instant::now() + PATIENCE;
         while let Some(supervisor) = &mut self.members[i].supervisor {
             match supervisor.try_wait() {
@@ -218,11 +315,7 @@ impl Group {
             }
         }
         let _ = fs::remove_file(self.members[i].dir.join("pid"));
-        self.spawn(i)?;
-        for i in 0..NODES {
-            self.wait_well(i).await?;
-        }
-        Ok(())
+        self.spawn(i)
     }
 
     /// Stops all, as an operator would.

@@ -4,7 +4,11 @@
 //! debug build says little about a release: the report names the machine and the command.
 
 mod group;
+mod phases;
+mod plot;
 mod report;
 mod sink;
 
 pub(crate) mod failover;
+
+pub(crate) use group::Mode;

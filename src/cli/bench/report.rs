@@ -2,6 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
+use super::plot;
+
 /// What went wrong, counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Checks {
@@ -13,32 +15,38 @@ pub(crate) struct Checks {
     pub(crate) out_of_order: u64,
 }
 
+/// One figure: all its samples.
 #[derive(Clone, Debug)]
-struct Figure {
-    name: &'static str,
-    unit: &'static str,
-    sorted: Vec<f64>,
+pub(super) struct Figure {
+    pub(super) name: String,
+    pub(super) unit: &'static str,
+    pub(super) sorted: Vec<f64>,
 }
 
 /// All figures of a measurement.
 #[derive(Clone, Debug)]
 pub(crate) struct Report {
-    command: &'static str,
+    command: String,
     runs: usize,
     figures: Vec<Figure>,
     checks: Checks,
 }
 
 impl Report {
-    pub(super) fn new(command: &'static str, runs: usize) -> Self {
-        Self { command, runs, figures: Vec::new(), checks: Checks::default() }
+    pub(super) fn new(command: impl Into<String>, runs: usize) -> Self {
+        Self { command: command.into(), runs, figures: Vec::new(), checks: Checks::default() }
     }
 
     /// Adds a figure; none where nothing was measured.
-    pub(super) fn add(&mut self, name: &'static str, unit: &'static str, mut samples: Vec<f64>) {
+    pub(super) fn add(
+        &mut self,
+        name: impl Into<String>,
+        unit: &'static str,
+        mut samples: Vec<f64>,
+    ) {
         samples.sort_by(f64::total_cmp);
         if !samples.is_empty() {
-            self.figures.push(Figure { name, unit, sorted: samples });
+            self.figures.push(Figure { name: name.into(), unit, sorted: samples });
         }
     }
 
@@ -56,18 +64,28 @@ impl Report {
         let head = ["figure", "n", "p50", "p95", "p99", "max", "unit"].map(str::to_owned);
         let rows = self.figures.iter().map(|figure| {
             let at = |part| format!("{:.1}", figure.at(part));
-            let (name, unit) = (figure.name.to_owned(), figure.unit.to_owned());
+            let (name, unit) = (figure.name.clone(), figure.unit.to_owned());
             let count = figure.sorted.len().to_string();
             [name, count, at(0.50), at(0.95), at(0.99), at(1.0), unit]
         });
         let mut text = String::new();
         for [name, count, p50, p95, p99, max, unit] in std::iter::once(head).chain(rows) {
             let row =
-                format!("{name:<20} {count:>5} {p50:>8} {p95:>8} {p99:>8} {max:>8}  {unit}\n");
+                format!("{name:<28} {count:>5} {p50:>8} {p95:>8} {p99:>8} {max:>8}  {unit}\n");
             text.push_str(&row);
         }
         let Checks { lost, doubled, out_of_order } = self.checks;
         text + &format!("lost {lost}, doubled {doubled}, out of order {out_of_order}\n")
+    }
+
+    /// The picture.
+    pub(crate) fn svg(&self) -> String {
+        let Checks { lost, doubled, out_of_order } = self.checks;
+        let title = format!(
+            "{}: {} runs, lost {lost}, doubled {doubled}, out of order {out_of_order}",
+            self.command, self.runs
+        );
+        plot::svg(&title, &self.figures)
     }
 
     /// The document for scripts.
@@ -78,7 +96,7 @@ impl Report {
             let (p50, p95, p99, max) = (at(0.50), at(0.95), at(0.99), at(1.0));
             let value =
                 json!({ "p50": p50, "p95": p95, "p99": p99, "max": max, "unit": figure.unit });
-            figures.insert(figure.name.to_owned(), value);
+            figures.insert(figure.name.clone(), value);
         }
         let Checks { lost, doubled, out_of_order } = self.checks;
         let report = json!({
@@ -92,7 +110,7 @@ impl Report {
 
 impl Figure {
     /// Nearest rank.
-    fn at(&self, part: f64) -> f64 {
+    pub(super) fn at(&self, part: f64) -> f64 {
         let last = self.sorted.len() - 1;
         self.sorted[((last as f64) * part).round() as usize]
     }
