@@ -8,4 +8,5 @@ mod raft {
     mod election;
     mod faults;
     mod members;
+    mod sticky;
 }

@@ -23,7 +23,7 @@ use super::runtime::{Phase, Runtime, TURNS_AT_ONCE_MAX};
 use super::schedule::{AnyJobHandler, Job, JobHandler, Scheduled, Tick};
 use super::watch::Watch;
 use crate::clock::SystemClock;
-use crate::coordinator::{Coordinator, CoordinatorOptions, MemoryCoordinator};
+use crate::coordinator::{Coordinator, CoordinatorOptions, MemoryCoordinator, Sticky};
 use crate::group::{Limits, MemoryHub};
 use crate::provider::Provider;
 use crate::store::{Feature, Store};
@@ -70,6 +70,7 @@ pub struct Coordination {
     provider_down: Duration,
     durability: Option<Durability>,
     handover: Handover,
+    sticky: Option<Sticky>,
 }
 
 impl fmt::Debug for Coordination {
@@ -82,6 +83,7 @@ impl fmt::Debug for Coordination {
             .field("provider_down", &self.provider_down)
             .field("durability", &self.durability)
             .field("handover", &self.handover)
+            .field("sticky", &self.sticky)
             .finish()
     }
 }
@@ -97,7 +99,18 @@ impl Coordination {
             provider_down: Duration::from_secs(60),
             durability: None,
             handover: Handover::default(),
+            sticky: Some(Sticky::default()),
         }
+    }
+
+    /// How the turn of a chat that no other replica wants stays with this one (default: it does, see
+    /// [`Sticky`]); `None` gives each message a turn of its own. Without durability a message that
+    /// finds its turn here costs no commit for it; with durability nothing stays held, and the
+    /// chat's messages go on under one fence (SPEC B10).
+    #[must_use]
+    pub fn sticky(mut self, sticky: impl Into<Option<Sticky>>) -> Self {
+        self.sticky = sticky.into();
+        self
     }
 
     /// What becomes of conversations whose chat goes to another replica (default: persistent flows
@@ -339,6 +352,7 @@ impl BotBuilder {
             fenced_store: carriers.fenced_store,
             turn_wait: carriers.turn_wait,
             settle: carriers.settle,
+            sticky: carriers.sticky,
             watch: Watch::new(carriers.settle),
             on_unknown: self.on_unknown,
             leads: watch::channel(BTreeMap::new()).0,
@@ -486,6 +500,7 @@ impl BotBuilder {
             coordinator,
             turn_wait: coordination.turn_wait,
             settle: coordination.settle,
+            sticky: coordination.sticky,
             handover: coordination.handover.clone(),
             provider_session: coordination.provider_session,
             provider_down: coordination.provider_down,
@@ -515,6 +530,8 @@ impl Carriers {
             fenced_store: own,
             turn_wait: Duration::from_secs(120),
             settle: Duration::from_secs(60),
+            // Nobody else is there, and a turn costs no commit.
+            sticky: None,
             handover: Handover::default(),
             provider_session: ProviderSession::Shared,
             provider_down: Duration::from_secs(60),
@@ -530,6 +547,7 @@ pub(super) struct Carriers {
     pub(super) fenced_store: bool,
     pub(super) turn_wait: Duration,
     pub(super) settle: Duration,
+    pub(super) sticky: Option<Sticky>,
     pub(super) handover: Handover,
     pub(super) provider_session: ProviderSession,
     pub(super) provider_down: Duration,

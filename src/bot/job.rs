@@ -243,7 +243,9 @@ impl Job {
             self.runtime.events.error(Some(self.chat()), error);
         }
         let mut ops = self.scope.sends();
-        ops.extend([Op::Acknowledge(turn.ticket()), Op::Release(turn.ticket())]);
+        ops.push(Op::Acknowledge(turn.ticket()));
+        // A post is journaled, so it is this commit that ends its turn.
+        ops.push(self.ending().unwrap_or(Op::Release(turn.ticket())));
         match self.written(ops).await {
             Ok(_) => {
                 turn.mark_released();

@@ -64,6 +64,8 @@ impl Life {
         // Subscribed before the session opens, so that nothing it is told falls in between.
         let events = runtime.coordinator.events();
         *self.listener.lock() = Some(tokio::spawn(listening(runtime.clone(), events)));
+        // With durability every message has a ticket in the log, and nothing stays held.
+        runtime.coordinator.keep_turns(runtime.sticky.filter(|_| !runtime.durable));
         runtime.coordinator.open().await?;
         runtime.scheduler.open().await?;
         if runtime.durable {
@@ -106,6 +108,7 @@ impl Life {
             first
         });
         runtime.closing.send_replace(true);
+        runtime.coordinator.keep_turns(None);
         runtime.tasks.close();
         if tokio::time::timeout(runtime.settle, runtime.tasks.wait()).await.is_err() {
             runtime.phase.send_replace(Phase::Cutting);

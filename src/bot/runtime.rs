@@ -19,7 +19,7 @@ use super::outbox::Sender;
 use super::schedule::Scheduled;
 use super::watch::Watch;
 use crate::clock::Clock;
-use crate::coordinator::Coordinator;
+use crate::coordinator::{Coordinator, Sticky};
 use crate::provider::{Provider, SendError};
 use crate::store::Store;
 
@@ -62,6 +62,8 @@ pub(crate) struct Runtime {
     pub(crate) jobs: Vec<Arc<Scheduled>>,
     pub(crate) turn_wait: Duration,
     pub(crate) settle: Duration,
+    /// How turns stay with this replica (SPEC B10).
+    pub(crate) sticky: Option<Sticky>,
     /// Looks after steps that block their thread.
     pub(crate) watch: Watch,
     /// What is done with a reply that may have arrived.

@@ -75,9 +75,15 @@ impl Scope {
         cause: Cause,
     ) -> Arc<Self> {
         let escaped = percent_encoding::utf8_percent_encode(&message.id, ID_PART);
-        let origin = format!("{escaped}.{}", turn.ticket());
+        // A turn that stayed has one ticket for many messages, and a timer speaks in the name of a
+        // message that had a turn before.
+        let origin = match turn.nth() {
+            0 => format!("{escaped}.{}", turn.ticket()),
+            nth => format!("{escaped}.{}+{nth}", turn.ticket()),
+        };
         let step_started = runtime.clock.now();
-        let said = Mutex::new(Said { pending: VecDeque::new(), count: 0, steps: 0, step_started });
+        let count = turn.said_before();
+        let said = Mutex::new(Said { pending: VecDeque::new(), count, steps: 0, step_started });
         let (stored, told) = (Mutex::new(Stored::Known(None)), AtomicBool::new(false));
         Arc::new(Self { turn, message, origin, runtime, cause, stored, told, said })
     }
@@ -227,7 +233,16 @@ impl Scope {
         if ops.is_empty() {
             return Ok(Vec::new());
         }
-        self.runtime.store.commit(self.authority(), ops).await
+        let written = self.runtime.store.commit(self.authority(), ops).await;
+        if let Err(CommitError::OutcomeUnknown { .. }) = &written {
+            self.turn.mark_uncertain();
+        }
+        written
+    }
+
+    /// How much was said under this turn's fence so far.
+    pub(crate) fn said_so_far(&self) -> u64 {
+        self.said.lock().count
     }
 
     pub(crate) fn has_said(&self) -> bool {

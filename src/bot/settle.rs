@@ -84,7 +84,7 @@ impl Job {
             }
         };
         let Effects { ops, wrote } = effects;
-        let releases = matches!(ops.last(), Some(Op::Release(_)));
+        let releases = matches!(ops.last(), Some(Op::Release(_) | Op::Keep { .. }));
         let sends = ops.iter().any(|op| matches!(op, Op::Send { send, .. } if send.deliver));
         let written = match self.written(ops).await {
             Ok(revisions) => revisions.first().copied(),
@@ -105,6 +105,23 @@ impl Job {
             }
             After::Same(Some(live)) => self.put(held, *live),
             After::Same(None) | After::Over => {}
+        }
+        if !releases {
+            turn.keep(self.scope.said_so_far());
+        }
+    }
+
+    /// What ends the turn within its last commit; `None` where it ends after it.
+    pub(super) fn ending(&self) -> Option<Op> {
+        let turn = self.scope.turn();
+        let ticket = turn.ticket();
+        match self.runtime.sticky {
+            // Rule 6 of DESIGN 4: a fence with a write in doubt does not go on.
+            Some(_) if self.runtime.durable && !turn.is_uncertain() => {
+                Some(Op::Keep { ticket, said: self.scope.said_so_far() })
+            }
+            Some(_) if !self.runtime.durable && !turn.to_release() => None,
+            _ => Some(Op::Release(ticket)),
         }
     }
 
@@ -148,7 +165,7 @@ impl Job {
             ops.push(Op::Acknowledge(ticket));
         }
         if self.runtime.fenced_store && !ops.is_empty() {
-            ops.push(Op::Release(ticket));
+            ops.extend(self.ending());
         }
         Ok(Effects { ops, wrote })
     }

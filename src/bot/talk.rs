@@ -207,7 +207,10 @@ impl Job {
             }
         };
         let end = match live.core.due(wait, self.runtime.clock.now()) {
-            Due::Nothing => return self.put(held, live),
+            Due::Nothing => {
+                self.put(held, live);
+                return self.scope.turn().keep(self.scope.said_so_far());
+            }
             Due::Idle(text) => {
                 self.say_for(live.flow.plan.name, live.core.clone(), text).await;
                 End::Waits(Box::new(live))

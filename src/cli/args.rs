@@ -117,6 +117,9 @@ pub(super) struct UpArgs {
     /// Where the demo webhook POSTs its replies
     #[arg(long, value_name = "URL")]
     reply_url: Option<String>,
+    /// Give each message a turn of its own, also where nobody else wants its chat
+    #[arg(long)]
+    no_sticky: bool,
     /// Leave a node that ended down
     #[arg(long)]
     no_restart: bool,
@@ -199,6 +202,9 @@ pub(super) struct RunArgs {
     /// How long one step may run
     #[arg(long, value_name = "TIME")]
     settle: Option<String>,
+    /// Give each message a turn of its own, also where nobody else wants its chat
+    #[arg(long)]
+    no_sticky: bool,
 }
 
 /// What calls on a running node need.
@@ -271,6 +277,7 @@ impl UpArgs {
         layers.flag("cluster", self.cluster.clone());
         layers.flag("lease", self.lease.clone());
         layers.flag("reply_url", self.reply_url.clone());
+        layers.flag("sticky", self.no_sticky.then(|| "false".to_owned()));
         layers.flag("restart", self.no_restart.then(|| "false".to_owned()));
         self.watch.layer(layers);
     }
@@ -308,6 +315,7 @@ impl RunArgs {
         layers.flag("public_peers", self.public_peers.clone());
         layers.flag("turn_wait", self.turn_wait.clone());
         layers.flag("settle", self.settle.clone());
+        layers.flag("sticky", self.no_sticky.then(|| "false".to_owned()));
     }
 }
 

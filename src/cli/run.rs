@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::bot::{Bot, BotError, Coordination};
 use crate::config::{Beginning, HostPort, Settings};
-use crate::coordinator::CoordinatorOptions;
+use crate::coordinator::{CoordinatorOptions, Sticky};
 use crate::http;
 use crate::raft::{Node, NodeError, NodeOptions, OpenError, Secret, Start};
 use crate::store::GroupStore;
@@ -299,7 +299,8 @@ async fn bot(settings: &Settings, node: &Node, flows: Flows) -> Result<Bot, Fail
         CoordinatorOptions { lease: settings.lease, replica_id: Some(ReplicaId::random()) };
     let coordination = Coordination::new(store.coordinator(options))
         .turn_wait(settings.turn_wait)
-        .settle(settings.settle);
+        .settle(settings.settle)
+        .sticky(settings.sticky.then(Sticky::default));
     demo::bot(store, coordination, settings.reply_url.clone(), flows)
         .await
         .map_err(|error| Failure::Other(format!("the demo bot cannot be built: {error}")))

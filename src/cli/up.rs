@@ -162,6 +162,9 @@ fn child(
     if let Some(config) = config {
         add("--config", config.display().to_string());
     }
+    if !settings.sticky {
+        arguments.push("--no-sticky".to_owned());
+    }
     Spec {
         name: plan.name.clone(),
         program: program.to_owned(),

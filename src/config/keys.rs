@@ -46,6 +46,11 @@ pub const KEYS: &[Key] = &[
     key("lease", "15s", "how long a silent replica keeps its chats; 500ms to 1h"),
     key("turn_wait", "2m", "how long a message waits for its turn before an error is raised"),
     key("settle", "1m", "how long one step may run before it is stopped"),
+    key(
+        "sticky",
+        "true",
+        "`run`, `up`: a chat that nobody else wants stays with its node (`--no-sticky`)",
+    ),
     key("bootstrap", "false", "`run`: found a new group of one, once"),
     key("join", "none", "`run`: `HOST:PORT` of any member to join by"),
     key("bootstrap_expect", "none", "`run`: found the group once this many peers are there"),

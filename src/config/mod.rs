@@ -262,6 +262,8 @@ pub struct Settings {
     pub turn_wait: Duration,
     /// How long a step may run.
     pub settle: Duration,
+    /// Whether turns stay with their replica while nobody else wants them.
+    pub sticky: bool,
     /// How an empty directory comes to a group.
     pub beginning: Beginning,
     /// How many nodes `up` starts.
@@ -296,6 +298,7 @@ impl Settings {
             lease: duration(layers, "lease", "15s", LEASE)?,
             turn_wait: duration(layers, "turn_wait", "2m", WAIT)?,
             settle: duration(layers, "settle", "1m", WAIT)?,
+            sticky: layers.read("sticky", boolean)?.unwrap_or(true),
             beginning: beginning(layers)?,
             nodes: layers.read("nodes", |text| number(text, 1..=9))?.unwrap_or(3),
             restart: layers.read("restart", boolean)?.unwrap_or(true),

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 
 use super::{
     CoordinationError, Coordinator, CoordinatorEvent, CoordinatorOptions, GroupCoordinator,
-    JournaledTurn, Lead, Ticket, Turn,
+    JournaledTurn, Lead, Sticky, Ticket, Turn,
 };
 use crate::clock::{BootInstant, Clock};
 use crate::group::MemoryHub;
@@ -115,6 +115,10 @@ macro_rules! pass_on {
             async fn campaign(&self, name: &str) -> Result<Lead, CoordinationError> {
                 let $this = self;
                 $inner.campaign(name).await
+            }
+            fn keep_turns(&self, how: Option<Sticky>) {
+                let $this = self;
+                $inner.keep_turns(how);
             }
             fn overdue(&self, ticket: TicketId, since: BootInstant) -> Option<CoordinationError> {
                 let $this = self;

@@ -26,11 +26,17 @@ use super::session::Session;
 use super::{CoordinationError, CoordinatorEvent, LostReason};
 use crate::clock::BootInstant;
 use crate::group::{ExecuteError, SessionEvent, SessionEvents, Unavailable, look};
-use crate::machine::{Authority, Command, Effect, EndReason, Op, Refusal, Reply, SessionKind};
+use crate::machine::{
+    Authority, Command, Effect, EndReason, Op, QueueKey, Refusal, Reply, SessionKind,
+};
 use crate::types::{Incarnation, TicketId};
 
 /// How long opening may fail before the log says so (case c21), and how often it does then.
 const REPORT_EVERY: Duration = Duration::from_secs(5);
+
+/// How often it is looked for turns that lapsed: they go together.
+const LAPSE_MIN: Duration = Duration::from_millis(50);
+const LAPSE_MAX: Duration = Duration::from_secs(5);
 
 /// Between two attempts of anything that failed at once.
 const PAUSE_MAX: Duration = Duration::from_millis(200);
@@ -86,6 +92,7 @@ struct Opened {
     session: Arc<Session>,
     returned: mpsc::UnboundedReceiver<Returned>,
     orphans: mpsc::UnboundedReceiver<Returned>,
+    stranded: mpsc::UnboundedReceiver<QueueKey>,
     events: SessionEvents,
     lease: Duration,
     /// Just before the first attempt of its opening.
@@ -147,15 +154,17 @@ async fn open_once(shared: &Arc<Shared>) -> Result<Opened, String> {
     let events = shared.group.wakeups().session(incarnation);
     let (tenure, returned) =
         Tenure::new(incarnation, shared.clock.clone(), sent + (lease - margin(lease)));
-    let (session, orphans) =
-        Session::new(tenure, shared.group.clone(), shared.prefix.clone(), shared.journaled.clone());
+    let (group, prefix) = (shared.group.clone(), shared.prefix.clone());
+    let how = *shared.sticky.borrow();
+    let (session, orphans, stranded) =
+        Session::new(tenure, group, prefix, shared.journaled.clone(), how);
     let session = Arc::new(session);
-    Ok(Opened { session, returned, orphans, events, lease, sent })
+    Ok(Opened { session, returned, orphans, stranded, events, lease, sent })
 }
 
 /// Serves one session to its end.
 async fn serve(shared: &Arc<Shared>, opened: Opened, namesakes: &mut Namesakes) -> After {
-    let Opened { session, returned, orphans, events, lease, sent } = opened;
+    let Opened { session, returned, orphans, stranded, events, lease, sent } = opened;
     let incarnation = session.incarnation();
     namesakes.opened(incarnation, &look(&*shared.group, |machine| machine.namesakes(incarnation)));
     tracing::info!(prefix = %shared.prefix, replica = %shared.replica, %incarnation, "session open");
@@ -174,6 +183,7 @@ async fn serve(shared: &Arc<Shared>, opened: Opened, namesakes: &mut Namesakes) 
             reason = dispatch(shared, &session, events) => Some(reason),
             reason = renew(shared, &session, lease, sent, namesakes) => Some(reason),
             () = give_back(shared, &session, lease, returned, orphans) => Some(LostReason::Expired),
+            () = sticking(shared, &session, lease, stranded) => Some(LostReason::Expired),
         };
         reason.map(|reason| session.tenure.end(reason))
     };
@@ -249,6 +259,9 @@ async fn dispatch(shared: &Shared, session: &Session, mut events: SessionEvents)
                     // In order: its grant may be among those just gathered.
                     session.granted(grants.drain(..));
                     session.ended(ticket);
+                }
+                SessionEvent::Effect(Effect::CalledBack { queue, .. }) => {
+                    session.called_back(&queue);
                 }
                 SessionEvent::Effect(Effect::SessionEnded { reason, .. }) => {
                     return match reason {
@@ -396,6 +409,69 @@ async fn give_back(
             else => return,
         };
         under_way.push(release(shared, session.incarnation(), lease, next));
+    }
+}
+
+/// Looks after turns that stay here: gives back those that lapse, and takes tickets for messages
+/// that waited for one that ended.
+async fn sticking(
+    shared: &Shared,
+    session: &Arc<Session>,
+    lease: Duration,
+    mut stranded: mpsc::UnboundedReceiver<QueueKey>,
+) {
+    let mut how = shared.sticky.subscribe();
+    let mut under_way = FuturesUnordered::new();
+    loop {
+        let now = *how.borrow_and_update();
+        session.keep_turns(now);
+        let every = now.map(|how| (how.idle / 12).clamp(LAPSE_MIN, LAPSE_MAX));
+        let next_look = async {
+            match every {
+                Some(every) => shared.clock.sleep_until(shared.clock.now() + every).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            // The coordinator keeps the sender.
+            _ = how.changed() => {}
+            Some(queue) = stranded.recv() => {
+                under_way.push(requeue(shared, session, lease, queue));
+            }
+            Some(()) = under_way.next(), if !under_way.is_empty() => {}
+            () = next_look => {}
+        }
+    }
+}
+
+/// Takes tickets for the messages that waited for a turn that ended, one after another: they keep
+/// the order in which they came.
+async fn requeue(shared: &Shared, session: &Arc<Session>, lease: Duration, queue: QueueKey) {
+    while let Some(waits) = session.next_stranded(&queue) {
+        loop {
+            let take = session.taking(queue.clone());
+            let deadline = shared.clock.now() + lease / 3;
+            let (owner, queue) = (session.incarnation(), queue.clone());
+            let command = Command::TakeTicket { session: owner, queue, if_free: false };
+            match shared.execute(command, deadline).await {
+                Ok(Reply::Ticket { ticket, .. }) => {
+                    take.answered_for(ticket, waits);
+                    break;
+                }
+                Ok(other) => {
+                    // Whoever waits is told that its turn is lost.
+                    tracing::warn!(
+                        ?other,
+                        "a message's turn ended before it, and it got no ticket"
+                    );
+                    break;
+                }
+                // A ticket that was taken after all is an orphan.
+                Err(fault) => tracing::debug!(%fault, "a ticket has no answer; asking again"),
+            }
+            drop(take);
+            shared.clock.sleep_until(shared.clock.now() + pause(lease)).await;
+        }
     }
 }
 

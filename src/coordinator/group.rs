@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 use super::driver::{self, may_repeat};
 use super::guards::Place;
 use super::session::{Journaled, Session};
+use super::sticky::Sticky;
 use super::{
     CoordinationError, Coordinator, CoordinatorEvent, JournaledTurn, Lead, LostReason, Ticket,
     Turn, UnavailableCause,
@@ -83,6 +84,8 @@ pub(super) struct Shared {
     pub(super) phase: watch::Sender<Phase>,
     pub(super) journaled: mpsc::UnboundedSender<Journaled>,
     events: broadcast::Sender<CoordinatorEvent>,
+    /// How turns stay here, for this session and the next ones.
+    pub(super) sticky: watch::Sender<Option<Sticky>>,
     /// Why the last question to the group had no answer.
     trouble: Mutex<Option<Unavailable>>,
 }
@@ -213,6 +216,9 @@ impl Shared {
         let since = self.clock.now();
         loop {
             let session = self.live(&queue, since, deadline).await?;
+            if !if_free && let Some(place) = session.local(&queue, since) {
+                return Ok(Some(place));
+            }
             let take = session.taking(queue.clone());
             let command = Command::TakeTicket {
                 session: session.incarnation(),
@@ -340,6 +346,7 @@ impl GroupCoordinator {
             phase: watch::channel(Phase::New).0,
             journaled,
             events: broadcast::channel(EVENTS_KEPT).0,
+            sticky: watch::channel(None).0,
             trouble: Mutex::default(),
         });
         let owner = Owner {
@@ -437,16 +444,16 @@ impl Coordinator for GroupCoordinator {
         until: BootInstant,
     ) -> Result<Turn, CoordinationError> {
         let place = ticket.place();
-        let grant = tokio::select! {
+        let granted = tokio::select! {
             biased;
-            grant = place.granted() => {
-                grant.map_err(|reason| CoordinationError::LeaseLost { reason })?
+            granted = place.granted() => {
+                granted.map_err(|reason| CoordinationError::LeaseLost { reason })?
             }
             () = self.shared.clock.sleep_until(until) => {
                 return Err(self.shared.unavailable(&place.queue, place.since));
             }
         };
-        Ok(ticket.granted(grant))
+        Ok(ticket.granted(&granted))
     }
 
     async fn admit(&self, messages: Vec<Admit>) -> Result<Vec<Admission>, CoordinationError> {
@@ -503,14 +510,14 @@ impl Coordinator for GroupCoordinator {
                 _ = phase.wait_for(Phase::is_ending) => return None,
                 next = journaled.recv() => next?,
             };
-            let Journaled { tenure, queue, ticket, grant, record } = next;
+            let Journaled { tenure, queue, ticket, grant, said, record } = next;
             // One of a session that was lost meanwhile is another's now.
             if tenure.check().is_err() {
                 continue;
             }
             match queue.name.parse::<ChatKey>() {
                 Ok(key) => {
-                    let turn = Turn::new(key, queue, ticket, grant, tenure);
+                    let turn = Turn::new(key, queue, ticket, grant, tenure).after(said);
                     return Some(JournaledTurn { turn, record });
                 }
                 Err(fault) => {
@@ -529,9 +536,9 @@ impl Coordinator for GroupCoordinator {
         let Some(mut place) = self.shared.take(queue, true, deadline).await? else {
             return Ok(None);
         };
-        let grant =
+        let granted =
             place.granted().await.map_err(|reason| CoordinationError::LeaseLost { reason })?;
-        Ok(Some(lead(name, &place, grant)))
+        Ok(Some(lead(name, &place, granted.grant)))
     }
 
     async fn campaign(&self, name: &str) -> Result<Lead, CoordinationError> {
@@ -546,9 +553,17 @@ impl Coordinator for GroupCoordinator {
                 Err(fault) => return Err(fault),
             };
             // Lost with its session: campaign again under the next.
-            if let Ok(grant) = place.granted().await {
-                return Ok(lead(name, &place, grant));
+            if let Ok(granted) = place.granted().await {
+                return Ok(lead(name, &place, granted.grant));
             }
+        }
+    }
+
+    fn keep_turns(&self, how: Option<Sticky>) {
+        self.shared.sticky.send_replace(how);
+        // At once, not only as its task gets to it: a turn that ends right now asks already.
+        if let Phase::Open(session) = &*self.shared.phase.borrow() {
+            session.keep_turns(how);
         }
     }
 

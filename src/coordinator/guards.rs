@@ -9,12 +9,14 @@
 //!   first makes it so, under the lock that a renewal has to take too (DESIGN 3 rule 8).
 //! * A guard's `Drop` neither spawns nor blocks: it tells the session's task, which releases.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use super::session::Session;
+use super::sticky::Home;
 use super::{CoordinationError, LostReason};
 use crate::clock::{BootInstant, Clock};
 use crate::machine::{Grant, QueueKey};
@@ -74,6 +76,11 @@ impl Tenure {
             returns,
         };
         (Self { shared: Arc::new(shared) }, returned)
+    }
+
+    /// Its clock's now.
+    pub(super) fn now(&self) -> BootInstant {
+        self.shared.clock.now()
     }
 
     /// Whose it is.
@@ -152,6 +159,8 @@ macro_rules! guard {
             // Set by a cut (SPEC C10): this guard no longer acts, though the session may.
             revoked: watch::Sender<Option<LostReason>>,
             released: AtomicBool,
+            // Where it may stay when its work is done (SPEC B10).
+            home: Option<Home>,
         }
 
         impl $name {
@@ -171,6 +180,7 @@ macro_rules! guard {
                     tenure,
                     revoked: watch::channel(None).0,
                     released: AtomicBool::new(false),
+                    home: None,
                 }
             }
 
@@ -278,6 +288,9 @@ macro_rules! guard {
                     }
                     return;
                 }
+                if let Some(home) = &self.home {
+                    home.ended(&self.queue, self.fence);
+                }
                 self.tenure.give_back(Returned {
                     ticket: self.ticket,
                     granted: Some((self.queue.clone(), self.fence)),
@@ -300,9 +313,76 @@ guard! {
 }
 
 impl Turn {
+    /// A turn whose fence went on from turns that said this much.
+    pub(super) fn after(self, said: u64) -> Self {
+        self.at_home(Home::none(said))
+    }
+
+    pub(super) fn at_home(mut self, home: Home) -> Self {
+        self.home = Some(home);
+        self
+    }
+
+    /// Which message under its fence this turn is for, from 0; more than 0 only where the turn
+    /// stayed here for a message without a ticket of its own (SPEC B10).
+    pub fn nth(&self) -> u64 {
+        self.home.as_ref().map_or(0, Home::nth)
+    }
+
+    /// How much was said under its fence before, by this replica (SPEC N5 `turn_seq`).
+    pub fn said_before(&self) -> u64 {
+        self.home.as_ref().map_or(0, Home::said)
+    }
+
+    /// A write under it has no answer: nothing else may be done under its fence but by whoever
+    /// holds this guard (DESIGN 4 rule 6).
+    pub(crate) fn mark_uncertain(&self) {
+        if let Some(home) = &self.home {
+            home.mark_uncertain();
+        }
+    }
+
+    pub(crate) fn is_uncertain(&self) -> bool {
+        self.home.as_ref().is_none_or(Home::is_uncertain)
+    }
+
+    /// Its release is about to be proposed by other means (a commit that holds it): it is dead here
+    /// from now on, though the guard gives it back where that commit is not made.
+    pub(crate) fn propose_release(&self) {
+        if let Some(home) = &self.home {
+            home.ended(&self.queue, self.fence);
+        }
+    }
+
     /// Tells that its end is on its way by other means (a commit that holds the release).
     pub(crate) fn mark_released(&self) {
+        self.propose_release();
         self.released.store(true, Ordering::Release);
+    }
+
+    /// Whether the commit that ends its work should release it: it would not stay, for somebody
+    /// else waits for it, or for something is in doubt.
+    pub(crate) fn to_release(&self) -> bool {
+        let stays = |home: &Home| !home.to_release(&self.queue, self.fence);
+        self.is_uncertain() || !self.home.as_ref().is_some_and(stays)
+    }
+
+    /// The work under it is done, cleanly and whole, having said this much under the fence. It
+    /// stays with this replica for the chat's next message where that may be (SPEC B10), and is
+    /// given back where not. This guard acts no more.
+    pub fn keep(&self, said: u64) {
+        if self.check().is_ok()
+            && !self.is_uncertain()
+            && !self.released.swap(true, Ordering::AcqRel)
+        {
+            self.revoke(LostReason::SteppedDown);
+            let home = self.home.as_ref();
+            if home.is_some_and(|home| home.kept(&self.queue, self.fence, said)) {
+                return;
+            }
+            self.released.store(false, Ordering::Release);
+        }
+        self.give_back(None);
     }
 
     pub(crate) fn queue(&self) -> &QueueKey {
@@ -343,10 +423,25 @@ impl Ticket {
     }
 
     /// The turn it was granted.
-    pub(crate) fn granted(&self, grant: Grant) -> Turn {
-        let Place { queue, ticket, tenure, .. } = &self.place;
-        Turn::new(self.key.clone(), queue.clone(), *ticket, grant, tenure.clone())
+    pub(crate) fn granted(&self, granted: &Granted) -> Turn {
+        let Place { queue, session, tenure, .. } = &self.place;
+        let Granted { ticket, grant, .. } = *granted;
+        let turn = Turn::new(self.key.clone(), queue.clone(), ticket, grant, tenure.clone());
+        match session.upgrade() {
+            Some(session) => turn.at_home(session.home(queue, granted)),
+            None => turn,
+        }
     }
+}
+
+/// What comes out of a place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Granted {
+    pub(crate) ticket: TicketId,
+    pub(crate) grant: Grant,
+    /// Set where the ticket is not the place's own but that of a turn that stayed: how many messages
+    /// it had before, and how much they said.
+    pub(crate) local: Option<(u64, u64)>,
 }
 
 /// A place in any queue, and where its grant comes out. Dropped before, it is withdrawn.
@@ -357,23 +452,40 @@ pub(crate) struct Place {
     pub(crate) tenure: Tenure,
     /// When it was taken.
     pub(crate) since: BootInstant,
+    session: Weak<Session>,
+    /// Whether it has no ticket of its own (yet), so that there is nothing to withdraw.
+    local: bool,
     /// `None` once the grant was taken out.
-    grant: Option<oneshot::Receiver<Grant>>,
+    grant: Option<oneshot::Receiver<Granted>>,
 }
 
 impl Place {
-    pub(crate) fn new(
+    pub(super) fn new(
         queue: QueueKey,
         ticket: TicketId,
-        tenure: Tenure,
+        session: &Arc<Session>,
         since: BootInstant,
-        grant: oneshot::Receiver<Grant>,
+        grant: oneshot::Receiver<Granted>,
     ) -> Self {
-        Self { queue, ticket, tenure, since, grant: Some(grant) }
+        let (tenure, session) = (session.tenure.clone(), Arc::downgrade(session));
+        Self { queue, ticket, tenure, since, session, local: false, grant: Some(grant) }
+    }
+
+    /// A place in the line for a turn that stayed here.
+    pub(super) fn local(
+        queue: QueueKey,
+        ticket: TicketId,
+        session: &Arc<Session>,
+        since: BootInstant,
+        grant: oneshot::Receiver<Granted>,
+    ) -> Self {
+        let mut place = Self::new(queue, ticket, session, since, grant);
+        place.local = true;
+        place
     }
 
     /// Waits for the grant. Cancel-safe. The place no longer withdraws itself afterwards.
-    pub(crate) async fn granted(&mut self) -> Result<Grant, LostReason> {
+    pub(crate) async fn granted(&mut self) -> Result<Granted, LostReason> {
         let Some(waiting) = &mut self.grant else { return Err(LostReason::SteppedDown) };
         let grant = tokio::select! {
             biased;
@@ -382,14 +494,34 @@ impl Place {
         };
         self.grant = None;
         // Without an answer the ticket ended by another's doing.
-        grant.map_err(|_| self.tenure.check().err().unwrap_or(LostReason::Superseded))
+        let lost = || self.tenure.check().err().unwrap_or(LostReason::Superseded);
+        let granted = grant.map_err(|_| lost())?;
+        self.ticket = granted.ticket;
+        Ok(granted)
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if self.grant.is_some() {
-            self.tenure.give_back(Returned { ticket: self.ticket, granted: None, answer: None });
+        let Some(mut waiting) = self.grant.take() else { return };
+        if !self.local {
+            return self.tenure.give_back(Returned {
+                ticket: self.ticket,
+                granted: None,
+                answer: None,
+            });
+        }
+        // From here on nothing can be sent; what was, nobody has taken out.
+        waiting.close();
+        let Ok(Granted { ticket, grant, local }) = waiting.try_recv() else { return };
+        let said = local.map_or(0, |(_, said)| said);
+        let stays = self
+            .session
+            .upgrade()
+            .is_some_and(|session| local.is_some() && session.keep(&self.queue, grant.fence, said));
+        if !stays {
+            let granted = Some((self.queue.clone(), grant.fence));
+            self.tenure.give_back(Returned { ticket, granted, answer: None });
         }
     }
 }

@@ -20,6 +20,7 @@ mod group;
 mod guards;
 mod namesakes;
 mod session;
+mod sticky;
 #[cfg(test)]
 mod tests;
 
@@ -27,6 +28,7 @@ pub use crate::machine::{Admission, Admit, JournalRecord};
 pub use carriers::{MemoryCoordinator, RaftCoordinator};
 pub use group::{CoordinatorOptions, GroupCoordinator};
 pub use guards::{Lead, Ticket, Turn};
+pub use sticky::Sticky;
 
 /// Why a right was lost (SPEC H1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -209,6 +211,10 @@ pub trait Coordinator: Send + Sync + 'static {
 
     /// Waits for the lead of this name.
     async fn campaign(&self, name: &str) -> Result<Lead, CoordinationError>;
+
+    /// How turns that are kept ([`Turn::keep`]) stay with this replica from now on; `None`, as in
+    /// the beginning: not at all, and those that stayed are given back at once (SPEC B10).
+    fn keep_turns(&self, how: Option<Sticky>);
 
     /// What a ticket that waits since then waits for: the error of one who waited in vain (SPEC B4).
     /// `None` where it waits no more.

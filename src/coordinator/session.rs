@@ -18,7 +18,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 
-use super::guards::{Place, Returned, Tenure};
+use super::guards::{Granted, Place, Returned, Tenure};
+use super::sticky::{Sticks, Sticky};
 use crate::clock::BootInstant;
 use crate::group::{Group, look};
 use crate::machine::{Grant, JournalRecord, QueueKey, TicketState};
@@ -31,31 +32,37 @@ pub(super) struct Journaled {
     pub(super) queue: QueueKey,
     pub(super) ticket: TicketId,
     pub(super) grant: Grant,
+    /// How much was said under its fence before.
+    pub(super) said: u64,
     pub(super) record: JournalRecord,
 }
 
 /// One incarnation.
 pub(super) struct Session {
     pub(super) tenure: Tenure,
-    group: Arc<dyn Group>,
+    pub(super) group: Arc<dyn Group>,
     prefix: Prefix,
-    places: Mutex<Places>,
+    /// One lock for all of it: whether a message takes a ticket or waits for a turn that is here
+    /// depends on both.
+    pub(super) places: Mutex<Places>,
     journaled: mpsc::UnboundedSender<Journaled>,
-    /// Orphans found, for the task that gives back.
-    orphans: mpsc::UnboundedSender<Returned>,
+    /// Orphans found, and turns that stayed and are to go, for the task that gives back.
+    pub(super) orphans: mpsc::UnboundedSender<Returned>,
 }
 
-#[derive(Debug, Default)]
-struct Places {
+#[derive(Debug)]
+pub(super) struct Places {
     known: HashMap<TicketId, Known>,
     /// Queues in which a ticket is being taken right now.
     taking: HashMap<QueueKey, Taking>,
+    /// Turns that stay here.
+    pub(super) sticks: Sticks,
 }
 
 #[derive(Debug)]
 enum Known {
     /// Somebody here waits for it.
-    Waiting(oneshot::Sender<Grant>),
+    Waiting(oneshot::Sender<Granted>),
     /// Handed out under this fence, and perhaps given back since.
     Handed(Fence),
 }
@@ -81,10 +88,13 @@ impl Session {
         group: Arc<dyn Group>,
         prefix: Prefix,
         journaled: mpsc::UnboundedSender<Journaled>,
-    ) -> (Self, mpsc::UnboundedReceiver<Returned>) {
+        how: Option<Sticky>,
+    ) -> (Self, mpsc::UnboundedReceiver<Returned>, mpsc::UnboundedReceiver<QueueKey>) {
         let (orphans, found) = mpsc::unbounded_channel();
-        let places = Mutex::default();
-        (Self { tenure, group, prefix, places, journaled, orphans }, found)
+        let (sticks, stranded) = Sticks::new(how);
+        let (known, taking) = (HashMap::new(), HashMap::new());
+        let places = Mutex::new(Places { known, taking, sticks });
+        (Self { tenure, group, prefix, places, journaled, orphans }, found, stranded)
     }
 
     pub(super) fn incarnation(&self) -> Incarnation {
@@ -129,6 +139,7 @@ impl Session {
             }
         }
         self.hand_out(unasked);
+        self.call_back_all();
     }
 
     /// Routes grants nobody asked for: to the stream of journaled turns, or back.
@@ -137,21 +148,24 @@ impl Session {
             return;
         }
         let me = self.incarnation();
-        let records: Vec<(bool, Option<JournalRecord>)> = look(&*self.group, |machine| {
+        let records: Vec<(bool, Option<(JournalRecord, u64)>)> = look(&*self.group, |machine| {
             let one = |unasked: &Unasked| {
                 let state = machine.ticket(&self.prefix, unasked.ticket);
                 let mine = matches!(state, TicketState::Granted { session, grant, .. }
                     if session == me && grant.fence == unasked.grant.fence);
-                (mine, machine.journal(&self.prefix, unasked.ticket).filter(|_| mine))
+                let said = machine.said_under(&unasked.queue, unasked.grant.fence);
+                let record = machine.journal(&self.prefix, unasked.ticket).filter(|_| mine);
+                (mine, record.map(|record| (record, said)))
             };
             unasked.iter().map(one).collect()
         });
         for (Unasked { queue, ticket, grant }, (mine, record)) in unasked.into_iter().zip(records) {
             match record {
-                Some(record) => {
+                Some((record, said)) => {
                     let tenure = self.tenure.clone();
+                    let found = Journaled { tenure, queue, ticket, grant, said, record };
                     // Nobody listens where the coordinator is gone; so is the session, then.
-                    let _ = self.journaled.send(Journaled { tenure, queue, ticket, grant, record });
+                    let _ = self.journaled.send(found);
                 }
                 None if mine => {
                     tracing::debug!(key = %queue.name, %ticket, "giving back a turn nobody waits for");
@@ -172,6 +186,11 @@ impl Session {
 }
 
 impl Places {
+    /// Whether a command that takes a ticket in this queue has no answer yet.
+    pub(super) fn is_taking(&self, queue: &QueueKey) -> bool {
+        self.taking.contains_key(queue)
+    }
+
     fn granted(&mut self, queue: QueueKey, ticket: TicketId, grant: Grant) -> Option<Unasked> {
         match self.known.get_mut(&ticket) {
             Some(Known::Handed(fence)) if grant.fence <= *fence => None,
@@ -180,9 +199,12 @@ impl Places {
                 else {
                     return None;
                 };
-                // Where the waiter is gone, its withdrawal is on its way and releases.
-                let _ = waiting.send(grant);
-                None
+                // Where the waiter is gone, its withdrawal may be on its way; one that waited for a
+                // turn that stayed knows of no ticket to withdraw.
+                match waiting.send(Granted { ticket, grant, local: None }) {
+                    Ok(()) => None,
+                    Err(_) => Some(Unasked { queue, ticket, grant }),
+                }
             }
             // Returned before and granted again (SPEC C9).
             Some(Known::Handed(fence)) => {
@@ -212,6 +234,13 @@ impl Take {
     /// The answer: this ticket is ours. Its grant may have come first.
     pub(super) fn answered(self, ticket: TicketId, since: BootInstant) -> Place {
         let (grant, granted) = oneshot::channel();
+        let place = Place::new(self.queue.clone(), ticket, &self.session, since, granted);
+        self.answered_for(ticket, grant);
+        place
+    }
+
+    /// The answer, for whoever waits at the other end.
+    pub(super) fn answered_for(self, ticket: TicketId, waits: oneshot::Sender<Granted>) {
         let mut places = self.session.places.lock();
         let early = places.taking.get_mut(&self.queue).and_then(|taking| {
             let at = taking.early.iter().position(|(early, _)| *early == ticket)?;
@@ -220,15 +249,17 @@ impl Take {
         match early {
             Some(early) => {
                 places.known.insert(ticket, Known::Handed(early.fence));
-                // The receiver is right here.
-                let _ = grant.send(early);
+                let gone = waits.send(Granted { ticket, grant: early, local: None }).is_err();
+                drop(places);
+                if gone {
+                    let queue = self.queue.clone();
+                    self.session.hand_out(vec![Unasked { queue, ticket, grant: early }]);
+                }
             }
             None => {
-                places.known.insert(ticket, Known::Waiting(grant));
+                places.known.insert(ticket, Known::Waiting(waits));
             }
         }
-        drop(places);
-        Place::new(self.queue.clone(), ticket, self.session.tenure.clone(), since, granted)
     }
 }
 

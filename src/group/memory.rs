@@ -119,6 +119,11 @@ impl MemoryHub {
         }
     }
 
+    /// Entries applied so far: what something costs is told by their number before and after.
+    pub fn applied(&self) -> u64 {
+        self.inner.state.lock().index
+    }
+
     /// As the handle that coordinators and stores stand on.
     pub fn as_group(&self) -> Arc<dyn Group> {
         Arc::new(self.clone())

@@ -176,6 +176,7 @@ fn session_of(effect: &Effect) -> Option<Incarnation> {
         Effect::SessionArmed { session, .. }
         | Effect::SessionEnded { session, .. }
         | Effect::Granted { session, .. }
+        | Effect::CalledBack { session, .. }
         | Effect::Adopted { session, .. }
         | Effect::OutboxAdopted { session, .. }
         | Effect::OutboxReady { session, .. } => Some(*session),
@@ -208,6 +209,7 @@ fn topics_of(effect: &Effect) -> [Option<Topic>; 2] {
         Effect::RowChanged(row) => [Some(Topic::Row(row.clone())), None],
         Effect::TaskChanged { prefix, id } => [Some(Topic::Task(prefix.clone(), id.clone())), None],
         Effect::SessionArmed { .. }
+        | Effect::CalledBack { .. }
         | Effect::OutboxAdopted { .. }
         | Effect::OutboxReady { .. }
         | Effect::DeadLettered { .. }

@@ -182,6 +182,17 @@ pub enum Op {
         /// The session that owns the ticket; `None` = any live replica.
         session: Option<Incarnation>,
     },
+    /// Ends the holder's own ticket of a turn and lets its fence go on: the queue's next ticket, one
+    /// that waits already or one that comes before anybody else's, is granted under the same fence
+    /// where it is the same session's (SPEC B10). Refused for a message that is not acknowledged.
+    Keep {
+        /// The bot.
+        prefix: Prefix,
+        /// The ticket.
+        ticket: TicketId,
+        /// How much was said under the fence so far: where the next turn's `turn_seq` goes on.
+        said: u64,
+    },
 }
 
 /// A reply on its way out.

@@ -16,7 +16,8 @@ use super::journal::{message_digest, turn_of};
 use super::state::Machine;
 use super::tables::{ChatName, TicketKey};
 use super::{
-    Admit, Authority, Effect, Expect, Limit, Op, Outgoing, QueueKey, Refusal, Reply, RowKey,
+    Admit, Authority, Effect, Expect, Limit, Op, Outgoing, QueueKey, QueueKind, Refusal, Reply,
+    RowKey,
 };
 use crate::types::{Incarnation, Prefix, Revision, TicketId};
 
@@ -129,6 +130,10 @@ impl Machine {
                 let chosen = session.or_else(|| self.pick_replica(prefix_id, &message.chat));
                 self.admit_one(prefix, message, chosen, effects);
             }
+            Op::Keep { prefix, ticket, said } => {
+                let prefix = self.prefix_id(prefix).expect("the draft found its ticket");
+                self.keep_ticket(TicketKey { prefix, ticket: *ticket }, *said, effects);
+            }
         }
         Revision(0)
     }
@@ -180,6 +185,7 @@ impl<'a> Draft<'a> {
                 }
                 Ok(self.post(prefix, message)?)
             }
+            Op::Keep { prefix, ticket, .. } => self.keep(prefix, *ticket),
         }
     }
 
@@ -261,6 +267,21 @@ impl<'a> Draft<'a> {
             let queue = QueueKey::clone(&self.machine.live_ticket(key).queue);
             *self.lines.entry(queue).or_default() -= 1;
         }
+        Ok(())
+    }
+
+    /// Only the holder of a turn ends its own ticket so, and only where the message has had its effect.
+    fn keep(&mut self, prefix: &Prefix, ticket: TicketId) -> Result<(), Fault> {
+        let key = self.ticket_key(prefix, ticket);
+        let Some(key) = key.filter(|key| self.acting.holder == Some(*key)) else {
+            return Err(self.fenced(key, prefix));
+        };
+        let done = self.acknowledged.contains(&key) || !self.machine.tables.journal.contains(&key);
+        let queue = QueueKey::clone(&self.machine.live_ticket(key).queue);
+        if !done || queue.kind != QueueKind::Turn || !self.released.insert(key) {
+            return Err(self.fenced(Some(key), prefix));
+        }
+        *self.lines.entry(queue).or_default() -= 1;
         Ok(())
     }
 

@@ -155,7 +155,10 @@ impl Index {
                 self.leads.insert(key.clone());
             }
         }
-        Ok(())
+        match tables.kept.iter().all(|(queue, _)| tables.queues.contains(queue)) {
+            true => Ok(()),
+            false => corrupt("a fence goes on in no queue"),
+        }
     }
 
     fn build_outboxes(&mut self, tables: &Tables) -> Result<(), LoadError> {

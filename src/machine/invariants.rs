@@ -85,6 +85,14 @@ impl Machine {
             }
         }
         assert_eq!(standing, self.tables.tickets.len(), "every ticket stands in a queue");
+        for (queue, kept) in self.tables.kept.iter() {
+            let record = self.tables.queues.get(queue).expect("a fence goes on in a known queue");
+            assert_eq!(queue.kind, QueueKind::Turn, "only a turn's fence goes on");
+            assert!(record.last.is_some(), "{queue:?} has somebody whose fence goes on");
+            assert!(kept.fence.0 <= self.tables.meta.fence, "{} was given", kept.fence);
+            let head = self.head(queue).and_then(|key| self.live_ticket(key).grant);
+            assert!(head.is_none_or(|grant| grant.fence == kept.fence), "{queue:?} goes on");
+        }
         assert!(self.index.idle.len() as u64 <= u64::from(self.tables.meta.limits.idle_keys_max));
         for task in self.tables.tasks.iter().filter(|(_, task)| task.claimed_by.is_some()) {
             assert!(fences.insert(task.1.fence), "{} was given once", task.1.fence);

@@ -4,6 +4,11 @@
 //! ticket also grants* (DESIGN 4 rule 2), each time under a new fence. A ticket's number tells its
 //! place: numbers only grow, and a ticket that changes its owner keeps it.
 //!
+//! A fence may outlast its ticket. Where a turn ended by [`super::Op::Keep`] and the same session's
+//! ticket is the next, that is granted under the same fence: nobody held the turn in between, and
+//! whatever the turn before wrote was applied before. Any other end, and any other session's grant,
+//! ends the fence (SPEC B10).
+//!
 //! A queue without tickets is idle. Who held it last is remembered for a bounded number of idle
 //! turns and leads, the least recently used forgotten first (SPEC I2); fences come from one counter
 //! and so grow for a key across that, too.
@@ -12,11 +17,11 @@ use std::sync::Arc;
 
 use super::apply::check_key;
 use super::state::Machine;
-use super::tables::{Queue, Ticket, TicketKey};
+use super::tables::{Kept, Queue, Ticket, TicketKey};
 use super::{
     Authority, Effect, EndReason, Grant, Holder, Limit, QueueKey, QueueKind, Refusal, Reply,
 };
-use crate::types::{Incarnation, Prefix, TicketId};
+use crate::types::{Fence, Incarnation, Prefix, TicketId};
 
 /// Where a queue's tickets have no owner yet, this stands for one: never a session's number.
 const NOBODY: Holder = Holder { session: Incarnation(0), fence: None };
@@ -94,6 +99,8 @@ impl Machine {
         self.tables.tickets.insert(key, Ticket { queue: shared.clone(), owner, grant: None });
         if first {
             self.grant_head(&shared, effects);
+        } else if shared.kind == QueueKind::Turn {
+            self.call_back(&shared, effects);
         }
         key
     }
@@ -103,7 +110,7 @@ impl Machine {
         let Some(key) = self.head(queue) else { return };
         let head = self.live_ticket(key);
         let (Some(session), None) = (head.owner, head.grant) else { return };
-        let fence = self.next_fence();
+        let fence = self.fence_for(queue, session);
         let record = self.tables.queues.get_mut(queue).expect("its head was just found");
         let grant = Grant { fence, previous: record.last.replace(session) };
         self.live_ticket_mut(key).grant = Some(grant);
@@ -112,11 +119,46 @@ impl Machine {
         effects.push(Effect::Granted { session, queue, ticket: key.ticket, grant });
     }
 
+    /// The fence of the next grant: the one that goes on, where it is this session's, else a new one.
+    fn fence_for(&mut self, queue: &Arc<QueueKey>, session: Incarnation) -> Fence {
+        let last = self.tables.queues.get(queue).and_then(|record| record.last);
+        match self.tables.kept.get(queue) {
+            Some(kept) if last == Some(session) => kept.fence,
+            kept => {
+                if kept.is_some() {
+                    self.tables.kept.remove(queue);
+                }
+                self.next_fence()
+            }
+        }
+    }
+
+    /// Tells the holder of a turn that somebody waits for it.
+    fn call_back(&self, queue: &Arc<QueueKey>, effects: &mut Vec<Effect>) {
+        let Some(head) = self.head(queue).map(|key| self.live_ticket(key)) else { return };
+        if let (Some(session), Some(_)) = (head.owner, head.grant) {
+            effects.push(Effect::CalledBack { session, queue: QueueKey::clone(queue) });
+        }
+    }
+
+    /// Ends a granted ticket whose fence may go on ([`super::Op::Keep`]).
+    pub(super) fn keep_ticket(&mut self, key: TicketKey, said: u64, effects: &mut Vec<Effect>) {
+        let grant = self.live_ticket(key).grant.expect("the draft found it granted");
+        let queue = self.end_ticket(key, effects);
+        // A queue that nobody remembers has no fence to go on with.
+        if self.tables.queues.contains(&queue) {
+            self.tables.kept.insert(queue.clone(), Kept { fence: grant.fence, said });
+        }
+        self.grant_head(&queue, effects);
+    }
+
     /// Takes a grant back; the ticket keeps its place.
     pub(super) fn ungrant(&mut self, key: TicketKey) {
         if self.live_ticket(key).grant.is_none() {
             return;
         }
+        let queue = self.live_ticket(key).queue.clone();
+        self.tables.kept.remove(&queue);
         let ticket = self.live_ticket_mut(key);
         ticket.grant = None;
         let is_turn = ticket.queue.kind == QueueKind::Turn;
@@ -151,6 +193,9 @@ impl Machine {
     ) -> Arc<QueueKey> {
         let ticket = self.tables.tickets.remove(&key).expect("callers end live tickets only");
         let queue = ticket.queue;
+        if ticket.grant.is_some() {
+            self.tables.kept.remove(&queue);
+        }
         match ticket.owner {
             Some(owner) => {
                 // The owner's holdings are gone already where this is the end of its session.
@@ -196,6 +241,7 @@ impl Machine {
         while self.index.idle.len() as u64 > u64::from(self.tables.meta.limits.idle_keys_max) {
             if let Some((_, oldest)) = self.index.idle.pop_first() {
                 self.tables.queues.remove(&oldest);
+                self.tables.kept.remove(&oldest);
             }
         }
     }

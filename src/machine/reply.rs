@@ -225,6 +225,14 @@ pub enum Effect {
         /// The grant.
         grant: Grant,
     },
+    /// A ticket came to stand behind the one that holds a turn: whoever holds it though it does
+    /// nothing is to let it go.
+    CalledBack {
+        /// The holder.
+        session: Incarnation,
+        /// The queue.
+        queue: QueueKey,
+    },
     /// A ticket ended, granted or not.
     TicketEnded {
         /// The owner, where it had one.

@@ -102,6 +102,14 @@ pub(super) struct Queue {
     pub(super) line: std::collections::VecDeque<TicketId>,
 }
 
+/// A fence that goes on with the next ticket of the session that was granted last (SPEC B10).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Kept {
+    pub(super) fence: Fence,
+    /// How much was said under it in the turns that ended.
+    pub(super) said: u64,
+}
+
 /// Bytes that are somebody else's; shared, so that copying a shard does not copy them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Payload(pub(super) Arc<[u8]>);
@@ -341,6 +349,8 @@ tables! {
     17 processes: Incarnation => ProcessToken, Hashed, FEW;
     /// Processes that are certainly dead, by the order in which that became known.
     18 dead_processes: u64 => ProcessToken, Hashed, 1;
+    /// Fences that go on, by the queue of the turn.
+    19 kept: Arc<QueueKey> => Kept, Hashed, MANY;
 }
 
 fn load_into<K, V, S>(table: &mut Table<K, V, S>, key: &[u8], value: &[u8]) -> Result<(), LoadError>

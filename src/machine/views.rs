@@ -3,7 +3,7 @@
 use super::state::{DeadLetter, JournalRecord, Machine, SessionView, TaskView, TicketState};
 use super::tables::{Session, TaskKey, TicketKey};
 use super::{Grant, Holder, QueueKey};
-use crate::types::{Incarnation, Prefix, TicketId};
+use crate::types::{Fence, Incarnation, Prefix, TicketId};
 
 fn session_view(session: Incarnation, record: &Session) -> SessionView {
     SessionView {
@@ -65,6 +65,18 @@ impl Machine {
             let fence = ticket.grant.map(|grant| grant.fence);
             ticket.owner.map(|session| Holder { session, fence })
         })
+    }
+
+    /// Whether this ticket holds its turn under this fence and nobody stands behind it.
+    pub fn is_alone(&self, queue: &QueueKey, ticket: TicketId, fence: Fence) -> bool {
+        let Some(head) = self.head(queue) else { return false };
+        let holds = self.live_ticket(head).grant.is_some_and(|grant| grant.fence == fence);
+        holds && head.ticket == ticket && self.line_len(queue) == 1
+    }
+
+    /// How much was said under this fence in turns that ended, where it went on from them; else 0.
+    pub fn said_under(&self, queue: &QueueKey, fence: Fence) -> u64 {
+        self.tables.kept.get(queue).filter(|kept| kept.fence == fence).map_or(0, |kept| kept.said)
     }
 
     /// Every held lead: (queue, holder).

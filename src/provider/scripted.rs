@@ -39,6 +39,8 @@ pub struct Heard {
     pub in_reply_to: String,
     /// The fence it was written under.
     pub fence: u64,
+    /// Its place among what was said under that fence.
+    pub turn_seq: u64,
 }
 
 #[derive(Default)]
@@ -209,6 +211,7 @@ impl Provider for ScriptedProvider {
                 text: delivery.text.clone(),
                 in_reply_to: delivery.in_reply_to.clone(),
                 fence: delivery.fence.0,
+                turn_seq: delivery.turn_seq,
             });
             std::mem::take(&mut transcript.answer_lost)
         };

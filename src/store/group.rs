@@ -125,6 +125,7 @@ impl GroupStore {
             Op::Acknowledge(ticket) => Step::Acknowledge { prefix, ticket },
             Op::Send { chat, send } => Step::Send { prefix, chat, send },
             Op::Release(ticket) => Step::Release { prefix, ticket },
+            Op::Keep { ticket, said } => Step::Keep { prefix, ticket, said },
             Op::Post(message) => Step::Post { prefix, message, session: None },
         }
     }
@@ -181,7 +182,7 @@ fn check_sizes(ops: &[Op]) -> Result<(), CommitError> {
             Op::Delete { row, .. } => (row.key.len(), 0),
             Op::Send { chat, send } => (chat.len().max(send.id.len()), send.body.len()),
             Op::Post(message) => (message.chat.len().max(message.id.len()), message.body.len()),
-            Op::Acknowledge(_) | Op::Release(_) => continue,
+            Op::Acknowledge(_) | Op::Release(_) | Op::Keep { .. } => continue,
         };
         if key > KEY_BYTES_MAX {
             return Err(CommitError::TooLarge { op, what: named(Limit::KeyBytes) });
@@ -239,8 +240,14 @@ impl Store for GroupStore {
             Authority::Nobody | Authority::Fence { .. } => None,
         };
         let releases = turn.filter(|turn| {
-            ops.iter().any(|op| matches!(op, Op::Release(ticket) if *ticket == turn.ticket()))
+            ops.iter().any(|op| match op {
+                Op::Release(ticket) | Op::Keep { ticket, .. } => *ticket == turn.ticket(),
+                _ => false,
+            })
         });
+        if let Some(turn) = releases {
+            turn.propose_release();
+        }
         let ops = ops.into_iter().map(|op| self.step(op)).collect();
         let answer = self.execute(Command::Commit { by: holding, ops }, deadline).await;
         let outcome = match answer {
@@ -248,6 +255,9 @@ impl Store for GroupStore {
             Ok(other) => Err(refused(other)),
             Err(fault) => Err(fault),
         };
+        if let (Err(CommitError::OutcomeUnknown { .. }), Some(turn)) = (&outcome, turn) {
+            turn.mark_uncertain();
+        }
         match (&outcome, releases) {
             (Ok(_), Some(turn)) => {
                 turn.revoke(LostReason::SteppedDown);

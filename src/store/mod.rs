@@ -102,6 +102,14 @@ pub enum Op {
     },
     /// Releases the ticket in the same commit.
     Release(TicketId),
+    /// As `Release`, for the holder's own ticket, whose message has had its effect: the fence goes on
+    /// where the chat's next ticket is the same session's (SPEC B10).
+    Keep {
+        /// The ticket.
+        ticket: TicketId,
+        /// How much was said under the fence so far.
+        said: u64,
+    },
     /// Journals a message in the bot's own name.
     Post(Admit),
 }

@@ -2,6 +2,7 @@
 
 mod lease;
 mod release;
+mod sticky;
 mod turns;
 
 use std::sync::Arc;

@@ -116,6 +116,8 @@ fn ops(model: &Model) -> impl Strategy<Value = Op> + use<> {
         1 => (rows(), expectations(model)).prop_map(|(row, expect)| Op::Delete { row, expect }),
         3 => tickets(model).prop_map(|ticket| Op::Acknowledge { prefix: p(), ticket }),
         3 => tickets(model).prop_map(|ticket| Op::Release { prefix: p(), ticket }),
+        2 => (tickets(model), 0..9_u64)
+            .prop_map(|(ticket, said)| Op::Keep { prefix: p(), ticket, said }),
         3 => sends.prop_map(|(chat, id, deliver, keep)| send(chat, &id.to_string(), deliver, keep)),
         1 => (messages(), owners)
             .prop_map(|(message, session)| Op::Post { prefix: p(), message, session }),
@@ -302,6 +304,9 @@ impl Subject {
             let journaled = machine.journal(&p(), place.id).map(|r| (r.id, r.body, r.attempts));
             let wanted = place.message.as_ref().map(|(m, n)| (m.id.clone(), m.body.clone(), *n));
             assert_eq!(journaled, wanted);
+        }
+        for (queue, _, fence, said) in &model.going_on {
+            assert_eq!(machine.said_under(queue, *fence), *said);
         }
         let held = |kind| move |place: &&super::model::Place| place.queue.kind == kind;
         let turns: Vec<_> = model.tickets.iter().filter(held(QueueKind::Turn)).collect();

@@ -68,6 +68,8 @@ pub(crate) struct Model {
     pub(crate) tickets: Vec<Place>,
     /// Who was granted last, and when the queue became idle (0 = it is not).
     last: Vec<(QueueKey, Incarnation, u64)>,
+    /// Fences that outlast their ticket, whose they are, and how much was said under them.
+    pub(crate) going_on: Vec<(QueueKey, Incarnation, Fence, u64)>,
     pub(crate) rows: Vec<Kept>,
     /// Message ids in the order they were seen: id, body, when.
     seen: Vec<(String, Vec<u8>, u64)>,
@@ -96,6 +98,7 @@ impl Model {
             sessions: Vec::new(),
             tickets: Vec::new(),
             last: Vec::new(),
+            going_on: Vec::new(),
             rows: Vec::new(),
             seen: Vec::new(),
             dead: Vec::new(),
@@ -325,6 +328,9 @@ impl Model {
         for place in &owned {
             if place.message.is_some() {
                 let owner = self.pick(&place.queue.name);
+                if place.grant.is_some() {
+                    self.end_fence(&place.queue);
+                }
                 let place = self.place_mut(place.id);
                 (place.owner, place.grant) = (owner, None);
             } else {
@@ -363,13 +369,34 @@ impl Model {
     fn grant(&mut self, queue: &QueueKey) {
         let Some(head) = self.line(queue).next() else { return };
         let (id, Some(owner), None) = (head.id, head.owner, head.grant) else { return };
-        self.fence += 1;
+        let same = self.going_on.iter().find(|(of, by, ..)| of == queue && *by == owner);
+        let fence = match same {
+            Some((.., fence, _)) => *fence,
+            None => {
+                self.end_fence(queue);
+                self.fence += 1;
+                Fence(self.fence)
+            }
+        };
         let at = self.last.iter().position(|(known, ..)| known == queue);
         let previous = at.map(|at| self.last.remove(at).1);
         self.last.push((queue.clone(), owner, 0));
-        let grant = Grant { fence: Fence(self.fence), previous };
+        let grant = Grant { fence, previous };
         self.place_mut(id).grant = Some(grant);
         self.granted.push((owner, id, grant));
+    }
+
+    fn end_fence(&mut self, queue: &QueueKey) {
+        self.going_on.retain(|(of, ..)| of != queue);
+    }
+
+    pub(super) fn keep(&mut self, ticket: TicketId, said: u64) {
+        let Place { queue, owner, grant, .. } = self.place(ticket).unwrap().clone();
+        self.leave(ticket);
+        if self.last.iter().any(|last| last.0 == queue) {
+            self.going_on.push((queue.clone(), owner.unwrap(), grant.unwrap().fence, said));
+        }
+        self.grant(&queue);
     }
 
     fn join(&mut self, queue: &QueueKey, owner: Option<Incarnation>) -> TicketId {
@@ -384,7 +411,10 @@ impl Model {
     }
 
     fn leave(&mut self, id: TicketId) {
-        let queue = self.place(id).unwrap().queue.clone();
+        let Place { queue, grant, .. } = self.place(id).unwrap().clone();
+        if grant.is_some() {
+            self.end_fence(&queue);
+        }
         self.tickets.retain(|place| place.id != id);
         if self.line(&queue).next().is_some() {
             return;
@@ -400,6 +430,8 @@ impl Model {
         if self.last.iter().filter(idle).count() > self.limits.idle_keys_max as usize {
             let oldest = self.last.iter().filter(idle).map(|last| last.2).min().unwrap();
             self.last.retain(|last| last.2 != oldest);
+            let known = |queue: &QueueKey| self.last.iter().any(|last| last.0 == *queue);
+            self.going_on.retain(|(of, ..)| known(of));
         }
     }
 
@@ -456,6 +488,7 @@ impl Model {
                 self.leave(ticket);
             }
             Some((message, attempts)) => {
+                self.end_fence(&place.queue);
                 let place = self.place_mut(ticket);
                 (place.message, place.grant) = (Some((message, attempts + 1)), None);
             }

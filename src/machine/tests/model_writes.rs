@@ -83,6 +83,17 @@ impl Model {
                 released.push(*ticket);
                 self.give_back(*ticket);
             }
+            Op::Keep { ticket, said, .. } => {
+                let holds = acting.is_some_and(|acting| {
+                    acting.id == *ticket && acting.queue.kind == QueueKind::Turn
+                });
+                let done = self.place(*ticket).is_some_and(|place| place.message.is_none());
+                if !holds || !done || released.contains(ticket) {
+                    return Err(fenced(*ticket));
+                }
+                released.push(*ticket);
+                self.keep(*ticket, *said);
+            }
             Op::Send { chat, send, .. } => {
                 if self.sent.iter().any(|sent| sent.chat == *chat && sent.id == send.id) {
                     return Ok(Revision(0));

@@ -80,11 +80,16 @@ fn parse(words: &[&str]) -> Command {
             let messages = vec![message(id, chat, "body")];
             Command::Admit { prefix, session: session(who), messages, cursor: None }
         }
-        ["finish", who, chat, which, "fence", fence] => {
+        ["finish", who, chat, which, "fence", fence]
+        | ["finish", who, chat, which, "fence", fence, "and", "keep"] => {
             let ticket = ticket(which);
+            let last = match words.len() {
+                6 => Op::Release { prefix, ticket },
+                _ => Op::Keep { prefix, ticket, said: 1 },
+            };
             let by = holder(turn(chat), Fence(number(fence)), Some(session(who)));
             let acknowledge = Op::Acknowledge { prefix: p(), ticket };
-            Command::Commit { by, ops: vec![acknowledge, Op::Release { prefix, ticket }] }
+            Command::Commit { by, ops: vec![acknowledge, last] }
         }
         ["lock", key] => Command::AcquireLock { prefix, key: key.into(), ttl_ms: 50, node: 1 },
         ["unlock", key, token] => {
@@ -147,6 +152,9 @@ fn say_effect(effect: &Effect) -> String {
         Effect::Granted { session, queue, ticket, grant } => {
             let (queue, grant) = (say_queue(queue), say_grant(grant));
             format!("session {session} holds {queue} by ticket {ticket}, {grant}")
+        }
+        Effect::CalledBack { session, queue } => {
+            format!("session {session} is called back from {}", say_queue(queue))
         }
         Effect::TicketEnded { ticket, .. } => format!("ticket {ticket} ended"),
         Effect::Adopted { session, ticket, .. } => {

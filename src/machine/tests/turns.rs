@@ -424,3 +424,117 @@ fn m3_bounds_are_named() {
     assert_eq!(kit.commit(Authority::Nobody, two), full(1, Limit::OutboxEntries));
     assert_eq!(kit.machine.outbox(&p(), "c", 0, 9), [], "refused whole");
 }
+
+/// What ends a turn under which it held, in one commit.
+fn done(kit: &mut Kit, by: Incarnation, fence: Fence, ticket: TicketId, said: u64) -> Reply {
+    let acknowledge = Op::Acknowledge { prefix: p(), ticket };
+    let keep = Op::Keep { prefix: p(), ticket, said };
+    kit.commit(holder(turn("c"), fence, Some(by)), vec![acknowledge, keep])
+}
+
+/// DESIGN 4 rule 5: the holder advances to its own next ticket, whether that waits already or comes
+/// later, and no commit is made for the grant.
+#[test]
+fn b10_a_fence_goes_on_with_the_holders_own_next_ticket() {
+    let mut kit = Kit::new();
+    let (a, b) = (kit.replica("a"), kit.replica("b"));
+    let (t1, g1) = kit.fresh(a, "1", "c");
+    let (t2, _) = kit.fresh(a, "2", "c");
+    let f = g1.unwrap().fence;
+    assert_eq!(done(&mut kit, a, f, t1, 2), Reply::Committed(vec![Revision(0); 2]));
+    assert_eq!(kit.grants(), [(a, t2, Grant { fence: f, previous: Some(a) })]);
+    assert_eq!(kit.machine.said_under(&turn("c"), f), 2);
+    done(&mut kit, a, f, t2, 3);
+    assert!(kit.grants().is_empty());
+
+    // Nothing is held meanwhile.
+    assert_eq!(kit.machine.turn_counts(), (0, 0));
+    let (t3, g3) = kit.fresh(a, "3", "c");
+    assert_eq!(g3, Some(Grant { fence: f, previous: Some(a) }));
+    assert_eq!(kit.machine.said_under(&turn("c"), f), 3);
+
+    // Another's ticket is next: it has the turn under a new fence, and the old one is dead.
+    let (t4, _) = kit.fresh(b, "4", "c");
+    let (t5, _) = kit.fresh(a, "5", "c");
+    done(&mut kit, a, f, t3, 4);
+    let [(session, ticket, g4)] = kit.grants()[..] else { panic!("one is granted") };
+    assert_eq!((session, ticket, g4.previous), (b, t4, Some(a)));
+    assert!(g4.fence > f);
+    let late = kit.commit(holder(turn("c"), f, Some(a)), vec![put("c", "x", Expect::Any)]);
+    assert!(matches!(late, Reply::Refused(Refusal::Fenced { .. })), "{late:?}");
+    done(&mut kit, b, g4.fence, t4, 1);
+    let [(session, ticket, g5)] = kit.grants()[..] else { panic!("one is granted") };
+    assert_eq!((session, ticket, g5.previous), (a, t5, Some(b)));
+    assert!(g5.fence > g4.fence, "a fence that ended does not come back");
+}
+
+/// DESIGN 4 rules 9 and 10: what was released or returned is dead under its fence.
+#[test]
+fn b10_a_fence_ends_with_a_release_a_return_and_its_session() {
+    let mut kit = Kit::new();
+    let a = kit.replica("a");
+    let (t1, g1) = kit.fresh(a, "1", "c");
+    let f1 = g1.unwrap().fence;
+    done(&mut kit, a, f1, t1, 1);
+    // Returned unacknowledged: granted again under a new fence.
+    let (t2, g2) = kit.fresh(a, "2", "c");
+    assert_eq!(g2.unwrap().fence, f1);
+    assert_eq!(kit.release(t2, a), Reply::Done);
+    let [(_, ticket, g2)] = kit.grants()[..] else { panic!("it is granted again") };
+    assert_eq!(ticket, t2);
+    assert!(g2.fence > f1);
+    done(&mut kit, a, g2.fence, t2, 1);
+
+    // Released plainly.
+    let (t3, g3) = kit.take(a, turn("c"));
+    assert_eq!(g3.unwrap().fence, g2.fence);
+    kit.release(t3, a);
+    let (t4, g4) = kit.fresh(a, "4", "c");
+    assert!(g4.unwrap().fence > g2.fence);
+    done(&mut kit, a, g4.unwrap().fence, t4, 1);
+
+    // Its session ends: nobody goes on under its fence.
+    kit.close(a);
+    let again = kit.replica("a");
+    let (_, g5) = kit.fresh(again, "5", "c");
+    assert!(g5.unwrap().fence > g4.unwrap().fence);
+    assert_eq!(g5.unwrap().previous, Some(a));
+}
+
+#[test]
+fn b10_only_the_holder_keeps_a_turn_and_only_once_its_message_is_done() {
+    let mut kit = Kit::new();
+    let (a, b) = (kit.replica("a"), kit.replica("b"));
+    let (t1, g1) = kit.fresh(a, "1", "c");
+    let (t2, _) = kit.fresh(a, "2", "c");
+    let f = g1.unwrap().fence;
+    let keep = |ticket| vec![Op::Keep { prefix: p(), ticket, said: 0 }];
+    for (by, ticket) in [(Some(a), t1), (Some(a), t2), (Some(b), t1), (None, t2)] {
+        let reply = kit.commit(holder(turn("c"), f, by), keep(ticket));
+        assert!(matches!(reply, Reply::Refused(Refusal::Fenced { .. })), "{reply:?}");
+    }
+    let lead = queue(QueueKind::Lead, "l");
+    let (ticket, grant) = kit.take(a, lead.clone());
+    let reply = kit.commit(holder(lead, grant.unwrap().fence, Some(a)), keep(ticket));
+    assert!(
+        matches!(reply, Reply::Refused(Refusal::Fenced { .. })),
+        "leads are not kept: {reply:?}"
+    );
+}
+
+#[test]
+fn b10_a_holder_is_told_of_whoever_comes_to_wait() {
+    let mut kit = Kit::new();
+    let (a, b) = (kit.replica("a"), kit.replica("b"));
+    let (t1, g1) = kit.take(a, turn("c"));
+    let fence = g1.unwrap().fence;
+    assert!(kit.machine.is_alone(&turn("c"), t1, fence));
+    let (t2, _) = kit.take(b, turn("c"));
+    let called = Effect::CalledBack { session: a, queue: turn("c") };
+    assert_eq!(kit.effects, [called]);
+    assert!(!kit.machine.is_alone(&turn("c"), t1, fence));
+    kit.release(t2, b);
+    assert!(kit.machine.is_alone(&turn("c"), t1, fence));
+    assert!(!kit.machine.is_alone(&turn("c"), t1, Fence(fence.0 + 1)));
+    assert!(!kit.machine.is_alone(&turn("d"), t1, fence));
+}

@@ -236,7 +236,9 @@ fn c9_a_returned_message_is_granted_again_and_given_up_in_the_end() {
     let retry = |ticket, retry| Command::DeadLetter { prefix: p(), ticket, retry };
     assert_eq!(kit.run(retry(ticket, true)), Reply::Done);
     let queue = turn("c");
-    assert_eq!(kit.effects, [Effect::Adopted { session: a, queue, ticket: TicketId(3) }]);
+    let called = Effect::CalledBack { session: a, queue: queue.clone() };
+    let adopted = Effect::Adopted { session: a, queue, ticket: TicketId(3) };
+    assert_eq!(kit.effects, [called, adopted]);
     assert_eq!(kit.machine.journal(&p(), TicketId(3)).unwrap().attempts, 0);
     assert_eq!(kit.run(retry(ticket, false)), Reply::UnknownTicket);
 }

@@ -1,0 +1,430 @@
+//! Turns that stay with their replica while nobody else wants them (SPEC B10, DESIGN 4).
+//!
+//! Problem: without a journal, a message to a chat that always comes to the same replica costs a
+//! commit for its ticket and one for its release, though nobody is there to be kept apart from.
+//!
+//! Idea: the ticket of the last message stays at the head of the queue, granted. Further messages
+//! are *local*: handled one after another under that grant, without a ticket. A ticket of anybody
+//! else behind it calls the turn back. With a journal nothing stays held: every message has a ticket
+//! in the log anyway, and the machine lets the *fence* go on (`Op::Keep`).
+//!
+//! Invariants, by the rules of DESIGN 4:
+//! * 4: a message is local only where the turn is here, its release is not proposed, no command
+//!   that takes a ticket in the chat is under way here, and the ticket is alone in the queue as this
+//!   node applied it. Else it takes a ticket at once.
+//! * 6: local messages run one at a time, and the next starts only after the end of the one before
+//!   was clean: every write of it answered. Anything else gives the turn back (9).
+//! * 7: a call-back is a level. [`crate::machine::Machine::is_alone`] is read after each message and
+//!   whenever the node says that somebody came to wait; a message that tells so is only a hint.
+//! * 8: called back, the local messages already taken are handled first, and no new one is taken.
+//! * 10: once a release is on its way the turn is dead here. Local messages that waited for it take
+//!   tickets, in their order, before any later message of the chat does.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::guards::{Granted, Place, Returned};
+use super::session::Session;
+use crate::clock::BootInstant;
+use crate::group::look;
+use crate::machine::{Grant, QueueKey};
+use crate::types::{Fence, TicketId};
+
+/// A chat called back twice within this is not sticky for as long.
+const CALLED_WINDOW: Duration = Duration::from_secs(60);
+
+/// How turns stay with their replica (SPEC B10).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sticky {
+    /// An unused turn is given back after this (60 s).
+    pub idle: Duration,
+    /// Chats whose turns stay here at most (10,000); the least recently used are given back first.
+    pub chats_max: usize,
+}
+
+impl Default for Sticky {
+    fn default() -> Self {
+        Self { idle: Duration::from_secs(60), chats_max: 10_000 }
+    }
+}
+
+/// Where a turn belongs when its message is done.
+#[derive(Debug)]
+pub(crate) struct Home {
+    session: Weak<Session>,
+    /// Which message under the fence it is, from 0.
+    nth: u64,
+    /// How much the messages before it said.
+    said: u64,
+    /// Set where a write of it has no answer (DESIGN 4 rule 6): its fence ends with it.
+    uncertain: AtomicBool,
+}
+
+impl Home {
+    /// No turn stays there, but its fence may have gone on from others that said this much.
+    pub(super) fn none(said: u64) -> Self {
+        Self::of(Weak::new(), 0, said)
+    }
+
+    fn of(session: Weak<Session>, nth: u64, said: u64) -> Self {
+        Self { session, nth, said, uncertain: AtomicBool::new(false) }
+    }
+
+    pub(super) fn mark_uncertain(&self) {
+        self.uncertain.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_uncertain(&self) -> bool {
+        self.uncertain.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn nth(&self) -> u64 {
+        self.nth
+    }
+
+    pub(crate) fn said(&self) -> u64 {
+        self.said
+    }
+
+    /// The turn is given back, or its release is proposed: dead here from now on.
+    pub(super) fn ended(&self, queue: &QueueKey, fence: Fence) {
+        if let Some(session) = self.session.upgrade() {
+            session.places.lock().sticks.end(queue, fence);
+        }
+    }
+
+    /// The message is done; `false` where the turn does not stay and is to be given back.
+    pub(super) fn kept(&self, queue: &QueueKey, fence: Fence, said: u64) -> bool {
+        self.session.upgrade().is_some_and(|session| session.keep(queue, fence, said))
+    }
+
+    /// Whether the turn is to be released by the commit that ends its message: somebody else waits
+    /// for it and no local message does. It is dead here, then.
+    pub(super) fn to_release(&self, queue: &QueueKey, fence: Fence) -> bool {
+        self.session.upgrade().is_none_or(|session| session.end_unless_wanted(queue, fence))
+    }
+}
+
+/// The turns of one session that stay.
+#[derive(Debug)]
+pub(super) struct Sticks {
+    how: Option<Sticky>,
+    held: HashMap<QueueKey, Stick>,
+    /// Unused ones, by when they became so: the least recently used first.
+    idle: BTreeMap<u64, QueueKey>,
+    counted: u64,
+    called: HashMap<QueueKey, Called>,
+    /// Queues whose local messages have to take tickets.
+    stranded: mpsc::UnboundedSender<QueueKey>,
+}
+
+/// One of them.
+#[derive(Debug)]
+struct Stick {
+    ticket: TicketId,
+    fence: Fence,
+    standing: Standing,
+    /// Local messages, in order of arrival. Only while one is at work, or after the end.
+    waiting: VecDeque<oneshot::Sender<Granted>>,
+    /// Messages that had it.
+    messages: u64,
+    said: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    /// A message has it.
+    AtWork,
+    /// Nobody has it.
+    Idle { number: u64, since: BootInstant },
+    /// Its release is proposed; who waits takes a ticket.
+    Ended,
+}
+
+/// When a chat was called back.
+#[derive(Clone, Copy, Debug)]
+struct Called {
+    last: BootInstant,
+    /// Not sticky until then.
+    until: Option<BootInstant>,
+}
+
+impl Sticks {
+    pub(super) fn new(how: Option<Sticky>) -> (Self, mpsc::UnboundedReceiver<QueueKey>) {
+        let (stranded, found) = mpsc::unbounded_channel();
+        let (held, idle, called) = (HashMap::new(), BTreeMap::new(), HashMap::new());
+        (Self { how, held, idle, counted: 0, called, stranded }, found)
+    }
+
+    /// A ticket's turn is handed out: from now on it may stay.
+    fn begin(&mut self, queue: &QueueKey, ticket: TicketId, fence: Fence, now: BootInstant) {
+        let resting = self.called.get(queue).and_then(|called| called.until);
+        if self.how.is_none() || resting.is_some_and(|until| now < until) {
+            return;
+        }
+        let (standing, waiting) = (Standing::AtWork, VecDeque::new());
+        let stick = Stick { ticket, fence, standing, waiting, messages: 1, said: 0 };
+        // One that ended still has local messages that take tickets: no new ones until they have.
+        if !self.held.get(queue).is_some_and(|held| held.standing == Standing::Ended) {
+            self.held.insert(queue.clone(), stick);
+        }
+    }
+
+    /// The turn under this fence is dead here.
+    fn end(&mut self, queue: &QueueKey, fence: Fence) {
+        let Some(stick) = self.held.get_mut(queue).filter(|stick| stick.fence == fence) else {
+            return;
+        };
+        if let Standing::Idle { number, .. } = stick.standing {
+            self.idle.remove(&number);
+        }
+        if stick.standing == Standing::Ended {
+            return;
+        }
+        stick.standing = Standing::Ended;
+        stick.waiting.retain(|waiting| !waiting.is_closed());
+        if stick.waiting.is_empty() {
+            self.held.remove(queue);
+        } else {
+            // The session's task is gone only when the session is.
+            let _ = self.stranded.send(queue.clone());
+        }
+    }
+
+    /// Passes the turn on to the next local message.
+    fn pass_on(&mut self, queue: &QueueKey, me: crate::types::Incarnation) -> bool {
+        let Some(stick) = self.held.get_mut(queue) else { return false };
+        while let Some(next) = stick.waiting.pop_front() {
+            let granted = stick.granted(me);
+            if next.send(granted).is_ok() {
+                stick.messages += 1;
+                stick.standing = Standing::AtWork;
+                return true;
+            }
+        }
+        false
+    }
+
+    fn rest(&mut self, queue: &QueueKey, now: BootInstant) {
+        self.counted += 1;
+        let number = self.counted;
+        if let Some(stick) = self.held.get_mut(queue) {
+            stick.standing = Standing::Idle { number, since: now };
+            self.idle.insert(number, queue.clone());
+        }
+    }
+
+    /// Takes an unused turn out, to be given back.
+    fn take_idle(&mut self, queue: &QueueKey) -> Option<Returned> {
+        let stick = self.held.get(queue)?;
+        let Standing::Idle { number, .. } = stick.standing else { return None };
+        let (ticket, fence) = (stick.ticket, stick.fence);
+        self.idle.remove(&number);
+        self.held.remove(queue);
+        Some(Returned { ticket, granted: Some((queue.clone(), fence)), answer: None })
+    }
+
+    /// Takes out the unused turns that are to go: all that lapsed, and all beyond the bound.
+    fn take_lapsed(&mut self, now: BootInstant) -> Vec<Returned> {
+        let mut lapsed = Vec::new();
+        while let Some((number, queue)) = self.idle.first_key_value() {
+            let (queue, first) = (queue.clone(), *number);
+            let since = match self.held.get(&queue).map(|stick| stick.standing) {
+                Some(Standing::Idle { number, since }) if number == first => since,
+                _ => {
+                    self.idle.pop_first();
+                    continue;
+                }
+            };
+            let stays = self
+                .how
+                .is_some_and(|how| self.held.len() <= how.chats_max && now < since + how.idle);
+            if stays {
+                break;
+            }
+            lapsed.extend(self.take_idle(&queue));
+        }
+        lapsed
+    }
+
+    fn note_called(&mut self, queue: &QueueKey, now: BootInstant) {
+        let recent = |last: BootInstant| now < last + CALLED_WINDOW;
+        let bound = self.how.map_or(0, |how| how.chats_max).max(1);
+        if self.called.len() >= bound {
+            self.called.retain(|_, called| {
+                recent(called.last) || called.until.is_some_and(|until| now < until)
+            });
+            if self.called.len() >= bound {
+                self.called.clear();
+            }
+        }
+        let before = self.called.get(queue);
+        let twice = before.is_some_and(|called| recent(called.last));
+        let until = twice.then(|| now + CALLED_WINDOW);
+        self.called.insert(queue.clone(), Called { last: now, until });
+    }
+}
+
+impl Stick {
+    /// What the next local message is given.
+    fn granted(&self, me: crate::types::Incarnation) -> Granted {
+        Granted {
+            ticket: self.ticket,
+            // Nobody acted since this replica did: its memory of the chat is fresh (SPEC C2).
+            grant: Grant { fence: self.fence, previous: Some(me) },
+            local: Some((self.messages, self.said)),
+        }
+    }
+}
+
+impl Session {
+    /// A place without a ticket, where rule 4 allows one.
+    pub(super) fn local(self: &Arc<Self>, queue: &QueueKey, now: BootInstant) -> Option<Place> {
+        let mut places = self.places.lock();
+        let taking = places.is_taking(queue);
+        let stick = places.sticks.held.get_mut(queue)?;
+        let (ticket, fence) = (stick.ticket, stick.fence);
+        let (sender, granted) = oneshot::channel();
+        let place = || Place::local(queue.clone(), ticket, self, now, granted);
+        if stick.standing == Standing::Ended {
+            // Behind those that came before it and take their tickets now.
+            stick.waiting.push_back(sender);
+            return Some(place());
+        }
+        if taking || !look(&*self.group, |machine| machine.is_alone(queue, ticket, fence)) {
+            return None;
+        }
+        stick.waiting.push_back(sender);
+        if let Standing::Idle { number, .. } = stick.standing {
+            places.sticks.idle.remove(&number);
+            places.sticks.pass_on(queue, self.incarnation());
+        }
+        Some(place())
+    }
+
+    /// The place was granted: where its turn belongs.
+    pub(super) fn home(self: &Arc<Self>, queue: &QueueKey, granted: &Granted) -> Home {
+        let now = self.tenure.now();
+        let (nth, said) = granted.local.unwrap_or_else(|| {
+            let fence = granted.grant.fence;
+            self.places.lock().sticks.begin(queue, granted.ticket, fence, now);
+            (0, 0)
+        });
+        Home::of(Arc::downgrade(self), nth, said)
+    }
+
+    /// A local message ends without anything in doubt. `false`: the turn is to be given back.
+    pub(super) fn keep(&self, queue: &QueueKey, fence: Fence, said: u64) -> bool {
+        let now = self.tenure.now();
+        let mut places = self.places.lock();
+        let sticks = &mut places.sticks;
+        let Some(stick) = sticks.held.get_mut(queue).filter(|stick| stick.fence == fence) else {
+            return false;
+        };
+        if stick.standing != Standing::AtWork {
+            return false;
+        }
+        stick.said = stick.said.max(said);
+        let ticket = stick.ticket;
+        if sticks.pass_on(queue, self.incarnation()) {
+            return true;
+        }
+        if sticks.how.is_none() {
+            sticks.end(queue, fence);
+            return false;
+        }
+        if !look(&*self.group, |machine| machine.is_alone(queue, ticket, fence)) {
+            sticks.note_called(queue, now);
+            sticks.end(queue, fence);
+            return false;
+        }
+        sticks.rest(queue, now);
+        let lapsed = sticks.take_lapsed(now);
+        drop(places);
+        self.give_up(lapsed);
+        true
+    }
+
+    /// See [`Home::to_release`].
+    fn end_unless_wanted(&self, queue: &QueueKey, fence: Fence) -> bool {
+        let now = self.tenure.now();
+        let mut places = self.places.lock();
+        let sticks = &mut places.sticks;
+        let Some(stick) = sticks.held.get_mut(queue).filter(|stick| stick.fence == fence) else {
+            return true;
+        };
+        stick.waiting.retain(|waiting| !waiting.is_closed());
+        let (ticket, wanted) = (stick.ticket, !stick.waiting.is_empty());
+        if stick.standing != Standing::AtWork {
+            return true;
+        }
+        if wanted || look(&*self.group, |machine| machine.is_alone(queue, ticket, fence)) {
+            return sticks.how.is_none() && !wanted;
+        }
+        sticks.note_called(queue, now);
+        sticks.end(queue, fence);
+        true
+    }
+
+    /// Somebody came to wait for a turn.
+    pub(super) fn called_back(&self, queue: &QueueKey) {
+        let now = self.tenure.now();
+        let returned = {
+            let mut places = self.places.lock();
+            let Some(stick) = places.sticks.held.get(queue) else { return };
+            let (ticket, fence) = (stick.ticket, stick.fence);
+            if look(&*self.group, |machine| machine.is_alone(queue, ticket, fence)) {
+                return;
+            }
+            // One at work looks for itself when it ends.
+            let Some(returned) = places.sticks.take_idle(queue) else { return };
+            places.sticks.note_called(queue, now);
+            returned
+        };
+        self.give_up(vec![returned]);
+    }
+
+    /// Reads the machine for call-backs that nobody told of.
+    pub(super) fn call_back_all(&self) {
+        let idle: Vec<QueueKey> = self.places.lock().sticks.idle.values().cloned().collect();
+        idle.iter().for_each(|queue| self.called_back(queue));
+    }
+
+    /// Gives back the turns that were unused too long, all at once.
+    pub(super) fn lapse(&self) {
+        let lapsed = self.places.lock().sticks.take_lapsed(self.tenure.now());
+        self.give_up(lapsed);
+    }
+
+    /// From now on turns stay like this. `None` gives back at once what is unused.
+    pub(super) fn keep_turns(&self, how: Option<Sticky>) {
+        self.places.lock().sticks.how = how;
+        self.lapse();
+    }
+
+    fn give_up(&self, returned: Vec<Returned>) {
+        for returned in returned {
+            // The session's task is gone only when the session is, and then nothing is held.
+            let _ = self.orphans.send(returned);
+        }
+    }
+
+    /// The first stranded local message of a queue that somebody still waits for; the queue is
+    /// forgotten where there is none.
+    pub(super) fn next_stranded(&self, queue: &QueueKey) -> Option<oneshot::Sender<Granted>> {
+        let mut places = self.places.lock();
+        let held = &mut places.sticks.held;
+        let stick = held.get_mut(queue).filter(|stick| stick.standing == Standing::Ended)?;
+        while let Some(next) = stick.waiting.pop_front() {
+            if !next.is_closed() {
+                return Some(next);
+            }
+        }
+        held.remove(queue);
+        None
+    }
+}
