@@ -5,6 +5,11 @@
 //! entry is recorded as sent only after the provider took it, and before the next goes out; so after
 //! a crash one may have been in flight. Whoever takes the outbox over tells so, and sends it again
 //! under the same id or not at all (SPEC G3, [`OnUnknown`]).
+//!
+//! The record of a room's last entry is in no hurry: it waits up to [`MARK_WITHIN`] for another
+//! command of this replica to share a log entry with. So long a crash may come after the provider
+//! took it: what is in doubt is still one entry a room, but more often than if it were recorded at
+//! once.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -30,6 +35,8 @@ const PAGE: usize = 64;
 const SENT_KNOWN_MAX: usize = 50_000;
 /// Rooms sent to at once.
 const ROOMS_AT_ONCE_MAX: usize = 1024;
+/// How long the record of a room's last entry may wait for another command.
+const MARK_WITHIN: Duration = Duration::from_millis(200);
 /// Longest wait between two tries.
 const BACK_OFF_MAX: Duration = Duration::from_secs(5);
 
@@ -81,6 +88,8 @@ pub(crate) struct Sender {
     // Room → how far it was sent, so that a pass need not go through what stays listed. Bounded:
     // emptied when full, which costs the next passes a longer look.
     sent: Mutex<HashMap<String, u64>>,
+    // Room → what was sent in it and is not recorded yet, and as whom.
+    unmarked: Mutex<HashMap<String, (Incarnation, u64)>>,
     // Rooms whose first unsent entry may have gone out already: whoever was to send it died.
     doubtful: Mutex<HashSet<String>>,
     at_once: Arc<Semaphore>,
@@ -89,8 +98,8 @@ pub(crate) struct Sender {
 impl Default for Sender {
     fn default() -> Self {
         let at_once = Arc::new(Semaphore::new(ROOMS_AT_ONCE_MAX));
-        let (rooms, sent, doubtful) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Self { rooms, sent, doubtful, at_once }
+        let (rooms, sent, unmarked) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Self { rooms, sent, unmarked, doubtful: Mutex::default(), at_once }
     }
 }
 
@@ -126,6 +135,27 @@ impl Sender {
             sent.clear();
         }
         sent.insert(room.to_owned(), number);
+    }
+
+    /// What this session sent last in a room, where that is not recorded yet.
+    fn unmarked(&self, room: &str, me: Incarnation) -> Option<u64> {
+        let mut unmarked = self.unmarked.lock();
+        match unmarked.get(room) {
+            Some((by, number)) if *by == me => Some(*number),
+            // Of a session that is gone: whoever has the outbox now judges by what is recorded.
+            Some(_) => {
+                unmarked.remove(room);
+                None
+            }
+            None => None,
+        }
+    }
+
+    fn marked(&self, room: &str, me: Incarnation, number: u64) {
+        let mut unmarked = self.unmarked.lock();
+        if unmarked.get(room) == Some(&(me, number)) {
+            unmarked.remove(room);
+        }
     }
 
     fn forget(&self, room: &str) {
@@ -206,13 +236,26 @@ async fn pass(runtime: &Arc<Runtime>, room: &str, attempt: &mut u32) -> Pass {
             return Pass::Wait(next_wait(attempt));
         }
     }
-    let page = match unsent(runtime, room).await {
+    let mut page = match unsent(runtime, room).await {
         Ok(page) => page,
         Err(error) => {
             tracing::warn!(%room, %error, "the outbox cannot be read");
             return Pass::Wait(next_wait(attempt));
         }
     };
+    // Whether there is more than this page tells of, by what is not recorded yet.
+    let full = page.len() == PAGE;
+    if let Some(number) = runtime.sender.unmarked(room, me) {
+        let in_doubt = page.iter().any(|entry| entry.number <= number);
+        page.retain(|entry| entry.number > number);
+        if in_doubt && !page.is_empty() {
+            // Recorded before the next goes out: one at most is in doubt.
+            if let Some(pass) = mark(runtime, room, number, me).await {
+                return pass;
+            }
+        }
+    }
+    let last = page.last().filter(|_| !full).map(|entry| entry.number);
     for entry in &page {
         let doubtful = runtime.sender.doubtful.lock().remove(room);
         let sent = match doubtful && unknown(runtime, &chat, entry) == OnUnknown::Drop {
@@ -225,6 +268,10 @@ async fn pass(runtime: &Arc<Runtime>, room: &str, attempt: &mut u32) -> Pass {
                 return Pass::Wait(retry_after.unwrap_or_else(|| next_wait(attempt)));
             }
             Sent::Lost => return Pass::GiveUp,
+        }
+        if Some(entry.number) == last {
+            mark_later(runtime, room, entry.number, me);
+            break;
         }
         // Each on its own, before the next goes out: one at most is in doubt when this replica dies.
         if let Some(pass) = mark(runtime, room, entry.number, me).await {
@@ -269,6 +316,33 @@ fn next_wait(attempt: &mut u32) -> Duration {
     back_off(*attempt)
 }
 
+/// Records what was sent last in a room, with whatever this replica commits next. A bot that stops
+/// waits for no other command.
+fn mark_later(runtime: &Arc<Runtime>, room: &str, up_to: u64, me: Incarnation) {
+    runtime.sender.unmarked.lock().insert(room.to_owned(), (me, up_to));
+    let (shared, room) = (runtime.clone(), room.to_owned());
+    runtime.tasks.spawn(async move {
+        let riding = async {
+            shared.coordinator.incarnation().filter(|now| *now == me)?;
+            shared.store.mark_sent(&room, up_to, me, MARK_WITHIN).await.ok()
+        };
+        let marked = tokio::select! {
+            marked = riding => marked,
+            () = shared.reached(Phase::Closing) => None,
+        };
+        match marked {
+            Some(true) => shared.sender.sent_up_to(&room, up_to),
+            Some(false) => {}
+            // No answer, or none in time.
+            None => {
+                // Whether it was refused changes nothing here.
+                let _ = mark(&shared, &room, up_to, me).await;
+            }
+        }
+        shared.sender.marked(&room, me, up_to);
+    });
+}
+
 /// Records that the room was sent up to there; an end of the pass where that is refused.
 async fn mark(runtime: &Runtime, room: &str, up_to: u64, me: Incarnation) -> Option<Pass> {
     for attempt in 0.. {
@@ -276,9 +350,10 @@ async fn mark(runtime: &Runtime, room: &str, up_to: u64, me: Incarnation) -> Opt
         if runtime.coordinator.incarnation() != Some(me) {
             return Some(Pass::GiveUp);
         }
-        match runtime.store.mark_sent(room, up_to, me).await {
+        match runtime.store.mark_sent(room, up_to, me, Duration::ZERO).await {
             Ok(true) => {
                 runtime.sender.sent_up_to(room, up_to);
+                runtime.sender.marked(room, me, up_to);
                 return None;
             }
             Ok(false) => return Some(Pass::GiveUp),

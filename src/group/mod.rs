@@ -94,6 +94,18 @@ pub trait Group: Send + Sync + 'static {
     async fn execute(&self, command: Command, deadline: BootInstant)
     -> Result<Reply, ExecuteError>;
 
+    /// As [`Group::execute`], for what is in no hurry: until `latest` it may wait for another command
+    /// of this node to share its entry with. A group whose entries cost nothing does not wait.
+    async fn execute_by(
+        &self,
+        command: Command,
+        latest: BootInstant,
+        deadline: BootInstant,
+    ) -> Result<Reply, ExecuteError> {
+        let _ = latest;
+        self.execute(command, deadline).await
+    }
+
     /// Returns once this node has applied everything that was committed when it was called: what
     /// is read from the local machine afterwards is linearizable (ReadIndex, DESIGN 5.4).
     async fn barrier(&self, deadline: BootInstant) -> Result<(), Unavailable>;

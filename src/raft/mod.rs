@@ -9,6 +9,7 @@ mod files;
 mod group_time;
 mod hooks;
 mod identity;
+mod lanes;
 mod log_store;
 mod marker;
 mod member;

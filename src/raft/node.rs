@@ -31,7 +31,7 @@ use super::log_store::{LogOptions, LogStore};
 use super::member::{Leader, Member, MemberCarrier, Parts};
 use super::network::Network;
 use super::peers::{Clients, Peers};
-use super::proposals::Proposals;
+use super::proposals::{Answer, Proposals};
 use super::session_clock::SessionClock;
 use super::settings::settings;
 use super::state_store::{StateOptions, StateStore};
@@ -42,7 +42,7 @@ use super::{
 };
 use crate::clock::{BootInstant, Clock};
 use crate::group::{ExecuteError, Group, Unavailable, Wakeups};
-use crate::machine::{Batch, BatchReply, Command, Effect, Machine, Reply};
+use crate::machine::{Batch, BatchReply, Command, Effect, Machine};
 use crate::supervise::{self, Link, OrphanError};
 use crate::types::{NodeId, ProcessToken, check_name};
 
@@ -525,14 +525,15 @@ impl Group for Node {
         &*self.inner.options.clock
     }
 
-    async fn execute(
-        &self,
-        command: Command,
-        deadline: BootInstant,
-    ) -> Result<Reply, ExecuteError> {
+    async fn execute(&self, command: Command, deadline: BootInstant) -> Answer {
         let member = self.inner.member().map_err(ExecuteError::NotExecuted)?;
         let renewal = member.lease_renewed(&command);
         member.proposals.execute(command, renewal, deadline, || member.hindrance()).await
+    }
+
+    async fn execute_by(&self, command: Command, latest: BootInstant, by: BootInstant) -> Answer {
+        let member = self.inner.member().map_err(ExecuteError::NotExecuted)?;
+        member.proposals.execute_by(command, latest, by, || member.hindrance()).await
     }
 
     async fn barrier(&self, deadline: BootInstant) -> Result<(), Unavailable> {

@@ -18,11 +18,12 @@
 //!   applied in the order they were asked (SPEC B1).
 //! * A batch changes only while it was certainly not taken by any leader; once in doubt it is
 //!   repeated unchanged until it lands.
+//! * A command that rides opens no batch of its own before its time; any other command of its lane
+//!   takes it along.
 //! * A caller whose deadline passes takes its command back while it still waits, and only then is
 //!   it told *not executed*.
 
 use std::collections::VecDeque;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -32,10 +33,11 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::CancellationToken;
 
+use super::lanes::{lane_of, weight};
 use super::types::Proposal;
 use crate::clock::{BootInstant, Clock};
 use crate::group::{ExecuteError, Unavailable};
-use crate::machine::{Authority, Batch, BatchReply, ClientId, Command, Machine, Op, Reply};
+use crate::machine::{Batch, BatchReply, ClientId, Command, Machine, Reply};
 
 /// Lanes of a node. More of them overlap commits, fewer make larger batches. Not tuned yet.
 const LANES: u16 = 4;
@@ -88,7 +90,7 @@ const SENT: u8 = 1;
 const TAKEN_BACK: u8 = 2;
 
 /// What a caller is told.
-type Answer = Result<Reply, ExecuteError>;
+pub(crate) type Answer = Result<Reply, ExecuteError>;
 
 #[derive(Debug)]
 struct Pending {
@@ -97,6 +99,8 @@ struct Pending {
     weight: usize,
     /// Set on renewals: not to enter a batch after this.
     stale_at: Option<BootInstant>,
+    /// Set where it waits so long for others to share its batch.
+    rides_until: Option<BootInstant>,
     asked: BootInstant,
     state: Arc<AtomicU8>,
     caller: oneshot::Sender<Answer>,
@@ -109,6 +113,14 @@ impl Pending {
             self.state.compare_exchange(WAITING, SENT, Ordering::AcqRel, Ordering::Acquire);
         claimed.is_ok()
     }
+}
+
+/// What a batch does not carry of its commands, for when they go back.
+struct Extra {
+    weight: usize,
+    stale_at: Option<BootInstant>,
+    rides_until: Option<BootInstant>,
+    asked: BootInstant,
 }
 
 /// The batch a lane has in flight.
@@ -163,6 +175,28 @@ impl Proposals {
         deadline: BootInstant,
         hindrance: impl Fn() -> Option<Unavailable>,
     ) -> Answer {
+        self.queue(command, renewal, None, deadline, hindrance).await
+    }
+
+    /// As `execute`, and until `latest` it may wait for another command to go with.
+    pub(crate) async fn execute_by(
+        &self,
+        command: Command,
+        latest: BootInstant,
+        deadline: BootInstant,
+        hindrance: impl Fn() -> Option<Unavailable>,
+    ) -> Answer {
+        self.queue(command, None, Some(latest), deadline, hindrance).await
+    }
+
+    async fn queue(
+        &self,
+        command: Command,
+        renewal: Option<Duration>,
+        rides_until: Option<BootInstant>,
+        deadline: BootInstant,
+        hindrance: impl Fn() -> Option<Unavailable>,
+    ) -> Answer {
         let asked = self.clock.now();
         if self.stop.is_cancelled() {
             return Err(ExecuteError::NotExecuted(shutting_down()));
@@ -179,6 +213,7 @@ impl Proposals {
             weight: weight(&command),
             command,
             stale_at: renewal.map(|lease| asked + (lease / 3).min(RENEWAL_AGE_MAX)),
+            rides_until,
             asked,
             state: state.clone(),
             caller,
@@ -271,13 +306,23 @@ impl Proposals {
         0..LANES
     }
 
-    /// Returns when something waits and a leader is known.
+    /// Returns when something waits that does not ride, or rode long enough, and a leader is known.
     async fn ready(&self, lane: &Lane, carrier: &dyn Carrier) {
         loop {
             let filled = lane.filled.notified();
-            if lane.waiting.lock().is_empty() {
-                filled.await;
-                continue;
+            match lane.due() {
+                None => {
+                    filled.await;
+                    continue;
+                }
+                Some(Some(latest)) if self.clock.now() < latest => {
+                    tokio::select! {
+                        () = filled => {}
+                        () = self.clock.sleep_until(latest) => {}
+                    }
+                    continue;
+                }
+                Some(_) => {}
             }
             if carrier.hindrance().is_none() {
                 return;
@@ -340,7 +385,12 @@ impl Proposals {
         for one in pending {
             commands.push(one.command);
             callers.push((one.caller, one.state));
-            extras.push((one.weight, one.stale_at, one.asked));
+            extras.push(Extra {
+                weight: one.weight,
+                stale_at: one.stale_at,
+                rides_until: one.rides_until,
+                asked: one.asked,
+            });
         }
         let stamp_ms = carrier.stamp_ms();
         let mut batch = Batch { client: self.client, lane: number, serial, stamp_ms, commands };
@@ -395,19 +445,22 @@ impl Proposals {
     }
 
     /// Puts the commands of a batch that no leader took back to where they were.
-    fn put_back(
-        &self,
-        lane: &Lane,
-        commands: Vec<Command>,
-        flight: Flight,
-        extras: Vec<(usize, Option<BootInstant>, BootInstant)>,
-    ) {
+    fn put_back(&self, lane: &Lane, commands: Vec<Command>, flight: Flight, extras: Vec<Extra>) {
         let mut waiting = lane.waiting.lock();
         self.waiting.fetch_add(commands.len(), Ordering::Relaxed);
         let all = commands.into_iter().zip(flight.callers).zip(extras);
-        for ((command, (caller, state)), (weight, stale_at, asked)) in all.rev() {
+        for ((command, (caller, state)), extra) in all.rev() {
             state.store(WAITING, Ordering::Release);
-            waiting.push_front(Pending { command, weight, stale_at, asked, state, caller });
+            let Extra { weight, stale_at, rides_until, asked } = extra;
+            waiting.push_front(Pending {
+                command,
+                weight,
+                stale_at,
+                rides_until,
+                asked,
+                state,
+                caller,
+            });
         }
         lane.filled.notify_one();
     }
@@ -439,6 +492,18 @@ async fn gather(lane: &Lane) {
 }
 
 impl Lane {
+    /// When a batch has to go: `None` = nothing waits, `Some(None)` = now, else at that instant.
+    fn due(&self) -> Option<Option<BootInstant>> {
+        let waiting = self.waiting.lock();
+        let mut first = None;
+        for one in waiting.iter() {
+            // Under load the first that waits is one that does not ride.
+            let Some(until) = one.rides_until else { return Some(None) };
+            first = Some(first.map_or(until, |first: BootInstant| first.min(until)));
+        }
+        first.map(Some)
+    }
+
     /// Answers the callers of a batch.
     fn land(&self, serial: u64, reply: BatchReply) {
         let mut slot = self.flight.lock();
@@ -493,85 +558,4 @@ impl Lane {
 
 fn shutting_down() -> Unavailable {
     Unavailable::NotServing { why: "it is shutting down".to_owned() }
-}
-
-/// The lane of a command. A session's commands share one, so whatever one holder says about a chat
-/// keeps its order; commands without a session go by the key they name.
-fn lane_of(command: &Command, lanes: u16) -> u16 {
-    let mut hasher = DefaultHasher::new();
-    match command {
-        Command::Noop => {}
-        Command::OpenSession { prefix, replica, .. } => (prefix, replica).hash(&mut hasher),
-        Command::RenewSession { session, .. }
-        | Command::CloseSession { session }
-        | Command::ExpireSession { session, .. }
-        | Command::TakeTicket { session, .. }
-        | Command::Release { session, .. }
-        | Command::ReleaseQueue { session, .. }
-        | Command::Admit { session, .. }
-        | Command::MarkSent { session, .. }
-        | Command::Commit { by: Authority::Holder { session: Some(session), .. }, .. } => {
-            session.hash(&mut hasher);
-        }
-        Command::AcquireLock { prefix, key, .. }
-        | Command::RenewLock { prefix, key, .. }
-        | Command::ReleaseLock { prefix, key, .. } => (prefix, key).hash(&mut hasher),
-        Command::Commit { by: Authority::Holder { queue, session: None, .. }, .. } => {
-            (&queue.prefix, &queue.name).hash(&mut hasher);
-        }
-        Command::Commit { by: Authority::Nobody, ops } => {
-            if let Some(op) = ops.first() {
-                hash_op(op, &mut hasher);
-            }
-        }
-        Command::PutTask { prefix, id, .. }
-        | Command::EnsureTask { prefix, id, .. }
-        | Command::ClaimTask { prefix, id, .. }
-        | Command::ReturnTask { prefix, id, .. }
-        | Command::FinishTask { prefix, id, .. } => (prefix, id).hash(&mut hasher),
-        Command::Keyed { command, .. } | Command::ForProcess { command, .. } => {
-            return lane_of(command, lanes);
-        }
-        Command::DeclareDead { process } => process.hash(&mut hasher),
-        Command::DeadLetter { prefix, .. } => prefix.hash(&mut hasher),
-    }
-    (hasher.finish() % u64::from(lanes)) as u16
-}
-
-fn hash_op(op: &Op, hasher: &mut DefaultHasher) {
-    match op {
-        Op::Put { row, .. } | Op::Delete { row, .. } => (&row.prefix, &row.key).hash(hasher),
-        Op::Send { prefix, chat, .. } => (prefix, chat).hash(hasher),
-        Op::Post { prefix, message, .. } => (prefix, &message.chat).hash(hasher),
-        Op::Acknowledge { prefix, .. } | Op::Release { prefix, .. } | Op::Keep { prefix, .. } => {
-            prefix.hash(hasher);
-        }
-    }
-}
-
-/// About how many bytes a command takes: what can be large is counted, the rest is a guess.
-fn weight(command: &Command) -> usize {
-    const SMALL: usize = 192;
-    match command {
-        Command::Commit { ops, .. } => SMALL + ops.iter().map(op_weight).sum::<usize>(),
-        Command::Admit { messages, cursor, .. } => {
-            let messages: usize = messages.iter().map(|one| one.body.len() + SMALL).sum();
-            SMALL + messages + cursor.as_deref().map_or(0, weight)
-        }
-        Command::PutTask { body, .. } | Command::EnsureTask { body, .. } => SMALL + body.len(),
-        Command::Keyed { command, .. } | Command::ForProcess { command, .. } => {
-            SMALL + weight(command)
-        }
-        _ => SMALL,
-    }
-}
-
-fn op_weight(op: &Op) -> usize {
-    const SMALL: usize = 96;
-    match op {
-        Op::Put { row, value, .. } => SMALL + row.key.len() + value.len(),
-        Op::Send { chat, send, .. } => SMALL + chat.len() + send.body.len(),
-        Op::Post { message, .. } => SMALL + message.body.len(),
-        Op::Delete { .. } | Op::Acknowledge { .. } | Op::Release { .. } | Op::Keep { .. } => SMALL,
-    }
 }

@@ -1,6 +1,7 @@
 //! The store trait passed on: by [`super::MemoryStore`] and behind an `Arc`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 
@@ -107,9 +108,10 @@ macro_rules! pass_on {
                 chat: &str,
                 up_to: u64,
                 sender: Incarnation,
+                within: Duration,
             ) -> Result<bool, CommitError> {
                 let $this = self;
-                $inner.mark_sent(chat, up_to, sender).await
+                $inner.mark_sent(chat, up_to, sender, within).await
             }
             async fn dead_letters(&self) -> Result<Vec<DeadLetter>, StoreError> {
                 let $this = self;

@@ -585,11 +585,11 @@ pub async fn g3_an_outbox_keeps_order_and_passes_over_known_ids(rig: &Rig) {
     assert_eq!(after, entries[1..2], "after a number, at most so many");
     let me = turn.incarnation();
     let stranger = crate::types::Incarnation(u64::MAX);
-    assert!(!store.mark_sent(&name, entries[2].number, stranger).await.unwrap());
-    assert!(store.mark_sent(&name, entries[0].number, me).await.unwrap());
+    assert!(!store.mark_sent(&name, entries[2].number, stranger, Duration::ZERO).await.unwrap());
+    assert!(store.mark_sent(&name, entries[0].number, me, Duration::ZERO).await.unwrap());
     let unsent = store.outbox(&name, 0, 10).await.unwrap();
     let unsent: Vec<bool> = unsent.iter().map(|entry| entry.unsent).collect();
     assert_eq!(unsent, [false, true, false]);
-    assert!(store.mark_sent(&name, entries[2].number, me).await.unwrap());
+    assert!(store.mark_sent(&name, entries[2].number, me, Duration::ZERO).await.unwrap());
     assert!(store.outbox(&name, 0, 10).await.unwrap().iter().all(|entry| !entry.unsent));
 }

@@ -78,12 +78,7 @@ impl GroupStore {
     }
 
     async fn execute(&self, command: Command, deadline: BootInstant) -> Result<Reply, CommitError> {
-        self.group.execute(command, deadline).await.map_err(|fault| match fault {
-            ExecuteError::NotExecuted(why) => CommitError::Unavailable { why: why.to_string() },
-            ExecuteError::OutcomeUnknown(why) => {
-                CommitError::OutcomeUnknown { why: why.to_string() }
-            }
-        })
+        self.group.execute(command, deadline).await.map_err(failed)
     }
 
     fn holding(&self, by: &Authority<'_>) -> Result<(Holding, BootInstant), CommitError> {
@@ -132,13 +127,22 @@ impl GroupStore {
 
     /// A yes or no of the machine.
     async fn settle(&self, command: Command) -> Result<bool, CommitError> {
-        match self.execute(command, self.deadline()).await? {
-            Reply::Done | Reply::Renewed { .. } => Ok(true),
-            Reply::Stale | Reply::UnknownTicket | Reply::NotYours | Reply::SessionExpired => {
-                Ok(false)
-            }
-            other => Err(refused(other)),
-        }
+        settled(self.execute(command, self.deadline()).await?)
+    }
+}
+
+fn settled(reply: Reply) -> Result<bool, CommitError> {
+    match reply {
+        Reply::Done | Reply::Renewed { .. } => Ok(true),
+        Reply::Stale | Reply::UnknownTicket | Reply::NotYours | Reply::SessionExpired => Ok(false),
+        other => Err(refused(other)),
+    }
+}
+
+fn failed(fault: ExecuteError) -> CommitError {
+    match fault {
+        ExecuteError::NotExecuted(why) => CommitError::Unavailable { why: why.to_string() },
+        ExecuteError::OutcomeUnknown(why) => CommitError::OutcomeUnknown { why: why.to_string() },
     }
 }
 
@@ -338,9 +342,16 @@ impl Store for GroupStore {
         chat: &str,
         up_to: u64,
         sender: Incarnation,
+        within: Duration,
     ) -> Result<bool, CommitError> {
         let (prefix, chat) = (self.prefix.clone(), chat.to_owned());
-        self.settle(Command::MarkSent { prefix, chat, up_to, session: sender }).await
+        let mark = Command::MarkSent { prefix, chat, up_to, session: sender };
+        if within.is_zero() {
+            return self.settle(mark).await;
+        }
+        let latest = self.group.clock().now() + within;
+        let asked = self.group.execute_by(mark, latest, latest + PATIENCE).await;
+        settled(asked.map_err(failed)?)
     }
 
     async fn dead_letters(&self) -> Result<Vec<DeadLetter>, StoreError> {

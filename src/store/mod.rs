@@ -13,6 +13,8 @@ pub mod conformance;
 mod ext;
 mod group;
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 
 use crate::clock::BootInstant;
@@ -293,12 +295,13 @@ pub trait Store: Send + Sync + 'static {
     async fn outbox_beyond(&self, chat: &str, after: u64) -> Result<(), StoreError>;
 
     /// Records that a chat's outbox was sent up to this number; `false` where `sender` does not own
-    /// it.
+    /// it. It may wait so long for another write to share its commit with; zero: it goes at once.
     async fn mark_sent(
         &self,
         chat: &str,
         up_to: u64,
         sender: Incarnation,
+        within: Duration,
     ) -> Result<bool, CommitError>;
 
     /// Messages that were given up.
