@@ -15,6 +15,7 @@ mod bot {
     mod kept;
     mod life;
     mod order_flow;
+    mod rekey;
     mod sticky;
     mod transports;
     mod webhook;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use botmesh::bot::{Bot, BotBuilder, Convo, Coordination, Flow, FlowId, Next, Route};
-use botmesh::coordinator::CoordinatorOptions;
+use botmesh::bot::{Bot, BotBuilder, Convo, Coordination, Durability, Flow, FlowId, Next, Route};
+use botmesh::coordinator::{CoordinatorOptions, Sticky};
 use botmesh::provider::{
     Capabilities, Closed, Delivery, Link, Provider, ProviderError, SendError, SentId,
 };
@@ -74,27 +74,28 @@ fn flows(bot: BotBuilder) -> BotBuilder {
         .on(Route::Any, async |ctx| Ok(ctx.enter(COUNT, 0).await?))
 }
 
-/// A user of one chat.
+/// A user of one chat, whose messages go to these replicas in turn.
 struct User {
-    link: Link,
+    links: Vec<Link>,
     chat: ChatKey,
     heard: mpsc::UnboundedReceiver<String>,
     said: u64,
 }
 
 impl User {
-    fn new(link: Link, ears: &Ears, name: String) -> Self {
+    fn new(links: Vec<Link>, ears: &Ears, name: String) -> Self {
         let chat = ChatKey::new("bench", name);
         let (ear, heard) = mpsc::unbounded_channel();
         ears.0.lock().insert(chat.clone(), ear);
-        Self { link, chat, heard, said: 0 }
+        Self { links, chat, heard, said: 0 }
     }
 
     /// One message and its reply.
     async fn says(&mut self) -> Result<(), Fault> {
         self.said += 1;
         let id = format!("{}-{}", self.chat.chat, self.said);
-        self.link.deliver(vec![Message::text(&id, self.chat.clone(), "go on")]).await?;
+        let link = &self.links[self.said as usize % self.links.len()];
+        link.deliver(vec![Message::text(&id, self.chat.clone(), "go on")]).await?;
         match tokio::time::timeout(PATIENCE, self.heard.recv()).await? {
             Some(answered) if answered == id => Ok(()),
             other => Err(format!("{id} was answered by {other:?}").into()),
@@ -130,7 +131,7 @@ pub(crate) async fn through_bot(
         .await?;
     bot.start().await?;
 
-    let mut alone = User::new(bot.link(), &ears, "alone".to_owned());
+    let mut alone = User::new(vec![bot.link()], &ears, "alone".to_owned());
     alone.says().await?;
     let (before, mut one) = (cluster.applied(), Vec::new());
     for _ in 0..500 {
@@ -145,7 +146,7 @@ pub(crate) async fn through_bot(
         // Each worker has chats of its own, so that a chat has one message in flight.
         let users: Vec<User> = (worker..chats)
             .step_by(in_flight)
-            .map(|chat| User::new(bot.link(), &ears, format!("chat-{chat}")))
+            .map(|chat| User::new(vec![bot.link()], &ears, format!("chat-{chat}")))
             .collect();
         let talking = talk(users, meter.clone());
         async { tokio::spawn(talking).await? }
@@ -172,4 +173,52 @@ async fn talk(mut users: Vec<User>, meter: Arc<Meter>) -> Result<Vec<f64>, Fault
             meter.turn_done();
         }
     }
+}
+
+/// Chats that the costs of a message are counted over.
+const COSTS_CHATS: usize = 200;
+
+/// Log entries a message takes, one after another through two hundred chats: with and without
+/// durability, turns that stay and turns that do not, to the same replica and to two in turn. A reply
+/// that is sent is recorded with what comes next, as on any bot that is not idle.
+pub(crate) async fn costs(cluster: &Cluster) -> Result<Vec<(String, f64)>, Fault> {
+    let mut costs = Vec::new();
+    for (journal, durability) in [("durable", Durability::On), ("plain", Durability::Off)] {
+        for (stays, sticky) in [("sticky", Some(Sticky::default())), ("released", None)] {
+            let prefix = Prefix::new(format!("costs-{journal}-{stays}"))?;
+            let store = GroupStore::new(cluster.group(), prefix);
+            let ears = Ears::default();
+            let mut bots = Vec::new();
+            for _ in 0..2 {
+                let coordinator = store.coordinator(CoordinatorOptions::default());
+                let coordination =
+                    Coordination::new(coordinator).durability(durability).sticky(sticky);
+                let bot = flows(Bot::builder()).provider(ears.clone()).store(store.clone());
+                let bot = bot.coordination(coordination).build().await?;
+                bot.start().await?;
+                bots.push(bot);
+            }
+            let both: Vec<Link> = bots.iter().map(Bot::link).collect();
+            for (delivery, links) in [("affine", vec![both[0].clone()]), ("round_robin", both)] {
+                let mut users: Vec<User> = (0..COSTS_CHATS)
+                    .map(|chat| User::new(links.clone(), &ears, format!("{delivery}-{chat}")))
+                    .collect();
+                let mut before = 0;
+                for round in 0..3 {
+                    if round == 1 {
+                        before = cluster.applied();
+                    }
+                    for user in &mut users {
+                        user.says().await?;
+                    }
+                }
+                let entries = (cluster.applied() - before) as f64 / (2 * COSTS_CHATS) as f64;
+                costs.push((format!("entries_per_message_{journal}_{delivery}_{stays}"), entries));
+            }
+            for bot in bots {
+                bot.stop().await?;
+            }
+        }
+    }
+    Ok(costs)
 }

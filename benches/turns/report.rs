@@ -15,7 +15,7 @@ pub(crate) struct Checks {
 
 #[derive(Debug)]
 struct Figure {
-    name: &'static str,
+    name: String,
     unit: &'static str,
     sorted: Vec<f64>,
 }
@@ -28,10 +28,10 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    pub(crate) fn add(&mut self, name: &'static str, unit: &'static str, mut samples: Vec<f64>) {
+    pub(crate) fn add(&mut self, name: &str, unit: &'static str, mut samples: Vec<f64>) {
         assert!(!samples.is_empty(), "{name} was not measured");
         samples.sort_by(f64::total_cmp);
-        self.figures.push(Figure { name, unit, sorted: samples });
+        self.figures.push(Figure { name: name.to_owned(), unit, sorted: samples });
     }
 
     pub(crate) fn checked(&mut self, checks: Checks) {
@@ -46,13 +46,13 @@ impl Report {
 
     pub(crate) fn print(&self) {
         let row = |name: &str, p50: String, p95: String, p99: String, max: String, unit: &str| {
-            println!("{name:<28} {p50:>10} {p95:>10} {p99:>10} {max:>10}  {unit}");
+            println!("{name:<46} {p50:>10} {p95:>10} {p99:>10} {max:>10}  {unit}");
         };
         let head = |text: &str| text.to_owned();
         row("figure", head("p50"), head("p95"), head("p99"), head("max"), "unit");
         for figure in &self.figures {
             let show = |part: f64| shown(figure.at(part));
-            row(figure.name, show(0.50), show(0.95), show(0.99), show(1.0), figure.unit);
+            row(&figure.name, show(0.50), show(0.95), show(0.99), show(1.0), figure.unit);
         }
         if let (Some(grant), Some(commit)) =
             (self.p50("ticket_to_grant_1_client"), self.p50("bare_commit_1_client"))
@@ -71,7 +71,7 @@ impl Report {
                 "p50": at(0.50), "p95": at(0.95), "p99": at(0.99), "max": at(1.0),
                 "unit": figure.unit
             });
-            figures.insert(figure.name.to_owned(), value);
+            figures.insert(figure.name.clone(), value);
         }
         let Checks { lost, doubled, out_of_order } = self.checks;
         let report = json!({

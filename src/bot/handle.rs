@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::inbox::{self, KIND_POST};
 use super::runtime::Runtime;
 use crate::provider::DeliverError;
-use crate::store::{Authority, CommitError, Op};
+use crate::store::{Authority, CommitError, Op, RekeyError, Taken};
 use crate::types::{ChatKey, Message};
 
 /// A way to a bot from outside its handlers. Cheap to clone.
@@ -41,6 +41,17 @@ impl BotHandle {
     /// once this returned, it is said, though this process ends.
     pub async fn post(&self, chat: &ChatKey, text: impl Into<String>) -> Result<(), PostError> {
         self.post_as(format!("post-{}", uuid::Uuid::new_v4()), chat, text.into()).await
+    }
+
+    /// A chat goes on under another key: everything kept of it moves, in one commit (SPEC B2). See
+    /// [`Store::rekey`](crate::store::Store::rekey).
+    pub async fn rekey(
+        &self,
+        from: &ChatKey,
+        to: &ChatKey,
+        taken: Taken,
+    ) -> Result<(), RekeyError> {
+        self.runtime.store.rekey(from, to, taken).await
     }
 
     /// Under an id of its own: the same id is posted once.

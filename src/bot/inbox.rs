@@ -18,7 +18,8 @@ use super::turns;
 use crate::clock::BootInstant;
 use crate::coordinator::{Admission, Admit, CoordinationError};
 use crate::provider::{DeliverError, Delivered, Inbox};
-use crate::types::{Message, TicketId, VALUE_BYTES_MAX};
+use crate::store::{RekeyError, Taken};
+use crate::types::{ChatKey, Message, TicketId, VALUE_BYTES_MAX};
 
 /// Deliveries waiting for their admission.
 const WAITING_MAX: usize = 4096;
@@ -165,6 +166,10 @@ impl Inbox for BotInbox {
             .map_err(|_| unavailable(format!("{WAITING_MAX} deliveries wait already")))?;
         // The task drops an answer only where it ends: nothing of it was admitted then.
         answered.await.unwrap_or_else(|_| Err(unavailable("this replica is stopping")))
+    }
+
+    async fn rekey(&self, from: &ChatKey, to: &ChatKey, taken: Taken) -> Result<(), RekeyError> {
+        self.runtime.store.rekey(from, to, taken).await
     }
 }
 

@@ -46,7 +46,11 @@ pub(crate) async fn journaled(runtime: Arc<Runtime>) {
 async fn journaled_turn(runtime: Arc<Runtime>, turn: Turn, record: JournalRecord) {
     let attempt = record.attempts.saturating_add(1);
     match serde_json::from_slice::<Message>(&record.body) {
-        Ok(message) => work(runtime, turn, message, attempt, Cause::Journaled).await,
+        Ok(mut message) => {
+            // It may have come under a key that the chat has no more (SPEC B2).
+            message.chat.clone_from(turn.key());
+            work(runtime, turn, message, attempt, Cause::Journaled).await;
+        }
         Err(error) => {
             let why = error.to_string();
             let error = RuntimeError::Message { chat: record.chat.clone(), id: record.id, why };

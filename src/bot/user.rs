@@ -6,8 +6,9 @@ use std::marker::PhantomData;
 use super::conversation::State;
 use super::error::UserError;
 use super::scope::Scope;
-use crate::store::{CommitError, Consistency, Expect, Op, RowKey, Store, StoreError, Table};
-use crate::types::ChatKey;
+use crate::store::{
+    CommitError, Consistency, Expect, Op, RowKey, Store, StoreError, Table, user_key,
+};
 
 /// How often an update is repeated when others write in between.
 const UPDATE_TRIES_MAX: u32 = 100;
@@ -24,12 +25,6 @@ impl<T> fmt::Debug for UserState<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("UserState").field("row", &self.row).finish_non_exhaustive()
     }
-}
-
-/// The key of a user's row: `channel:participant`, or `channel:chat` in a chat between two.
-fn user_key(chat: &ChatKey) -> String {
-    let who = chat.participant.as_ref().unwrap_or(&chat.chat);
-    ChatKey::new(&chat.channel, who).to_string()
 }
 
 impl<'c, T: State + Default> UserState<'c, T> {

@@ -28,8 +28,8 @@ use crate::provider::{
     DeliverError, Delivered, Inbox, Link, Webhook, WebhookRequest, WebhookResponse,
 };
 use crate::raft::Secret;
-use crate::store::{GroupStore, Store};
-use crate::types::{Message, Prefix};
+use crate::store::{GroupStore, RekeyError, Store, Taken};
+use crate::types::{ChatKey, Message, Prefix};
 
 // --- a listener ------------------------------------------------------------------------------
 
@@ -220,6 +220,10 @@ struct Nobody;
 impl Inbox for Nobody {
     async fn deliver(&self, messages: Vec<Message>) -> Result<Vec<Delivered>, DeliverError> {
         Ok(messages.iter().map(|_| Delivered { duplicate: false }).collect())
+    }
+
+    async fn rekey(&self, _: &ChatKey, _: &ChatKey, _: Taken) -> Result<(), RekeyError> {
+        Ok(())
     }
 }
 

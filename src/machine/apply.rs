@@ -159,6 +159,9 @@ impl Machine {
                 self.for_process(*process, command, effects)
             }
             Command::DeclareDead { process } => self.declare_dead(*process, effects),
+            Command::Rekey { prefix, from, to, users, keep_new } => {
+                self.rekey(prefix, (from, to), users, *keep_new, effects)
+            }
         }
     }
 

@@ -469,4 +469,19 @@ pub enum Command {
         /// Who claimed it.
         session: Incarnation,
     },
+    /// A chat's key changes: its queue, rows, outbox and dead letters move, with all that stands below
+    /// the old key (SPEC B2) → `Done`, also where there is nothing to move; `Taken` where both keys
+    /// have a row; `Full`; `Stale` where one key lies below the other.
+    Rekey {
+        /// The bot.
+        prefix: Prefix,
+        /// The old key: a chat's canonical string.
+        from: String,
+        /// The new one.
+        to: String,
+        /// Keys of user rows that change with it, old and new.
+        users: Vec<(String, String)>,
+        /// Where both keys have a row, the new key's stays and the old one's goes.
+        keep_new: bool,
+    },
 }

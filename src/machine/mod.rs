@@ -15,6 +15,7 @@
 //! | `apply` | one batch: lanes, machine time, one command after the other |
 //! | `sessions`, `processes`, `queues`, `locks` | who lives, who waits, who holds |
 //! | `rows`, `commit`, `journal`, `outbox`, `tasks`, `keyed` | what is written, and under whose authority |
+//! | `rekey` | a chat's key that changes |
 //! | `views` | the reading side |
 //! | `table`, `tables`, `index` | how the state is kept |
 //! | `stored`, `digest` | how it is written down |
@@ -40,6 +41,7 @@ mod locks;
 mod outbox;
 mod processes;
 mod queues;
+mod rekey;
 mod rows;
 mod sessions;
 mod state;

@@ -33,28 +33,8 @@ impl Machine {
     ) {
         let prefix_id = self.prefix_id(prefix).expect("the caller interned it");
         let name = ChatName { prefix: prefix_id, chat: chat.to_owned() };
-        if !self.index.send_ids.insert(send_digest(&name, &send.id)) {
-            return;
-        }
-        let chat_name = match self.tables.outboxes.get_key(&name) {
-            Some(shared) => shared.clone(),
-            None => {
-                let shared = Arc::new(name);
-                let empty = Outbox { first: 1, known: 1, ..Outbox::default() };
-                self.tables.outboxes.insert(shared.clone(), empty);
-                shared
-            }
-        };
-        let outbox = self.tables.outboxes.get_mut(&chat_name).expect("found or put there above");
-        outbox.last += 1;
-        outbox.keep = send.keep;
-        let number = outbox.last;
-        let was_idle = outbox.sent + 1 == number;
-        if was_idle && !send.deliver {
-            outbox.sent = number;
-        }
         let entry = OutboxEntry {
-            number,
+            number: 0,
             id: send.id.clone(),
             in_reply_to: send.in_reply_to.clone(),
             body: send.body.clone(),
@@ -63,18 +43,53 @@ impl Machine {
             unsent: send.deliver,
             keep: send.keep,
         };
+        let sender = self.sender(acting, prefix_id, prefix, chat);
+        self.append(&name, prefix, entry, sender, effects);
+    }
+
+    /// Adds an entry at the end of a chat's outbox, unless its id is known there. `sender` is to send
+    /// it where nobody is to send yet.
+    pub(super) fn append(
+        &mut self,
+        name: &ChatName,
+        prefix: &Prefix,
+        entry: OutboxEntry,
+        sender: Option<Incarnation>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let OutboxEntry { unsent: deliver, keep, .. } = entry;
+        if !self.index.send_ids.insert(send_digest(name, &entry.id)) {
+            return;
+        }
+        let chat_name = match self.tables.outboxes.get_key(name) {
+            Some(shared) => shared.clone(),
+            None => {
+                let shared = Arc::new(name.clone());
+                let empty = Outbox { first: 1, known: 1, ..Outbox::default() };
+                self.tables.outboxes.insert(shared.clone(), empty);
+                shared
+            }
+        };
+        let outbox = self.tables.outboxes.get_mut(&chat_name).expect("found or put there above");
+        outbox.last += 1;
+        outbox.keep = keep;
+        let number = outbox.last;
+        let was_idle = outbox.sent + 1 == number;
+        if was_idle && !deliver {
+            outbox.sent = number;
+        }
+        let entry = OutboxEntry { number, ..entry };
         let owner = outbox.owner;
         self.tables.entries.insert(EntryKey { chat: chat_name.clone(), number }, Arc::new(entry));
         self.trim(&chat_name);
-        effects.push(Effect::Replied { prefix: prefix.clone(), chat: chat.to_owned() });
-        match (send.deliver, owner) {
+        effects.push(Effect::Replied { prefix: prefix.clone(), chat: name.chat.clone() });
+        match (deliver, owner) {
             (true, None) => {
-                let sender = self.sender(acting, prefix_id, prefix, chat);
                 self.index.orphan_outboxes.remove(&chat_name);
                 self.set_outbox_owner(&chat_name, sender, effects);
             }
             (true, Some(session)) => {
-                let (prefix, chat) = (prefix.clone(), chat.to_owned());
+                let (prefix, chat) = (prefix.clone(), name.chat.clone());
                 effects.push(Effect::OutboxReady { session, prefix, chat });
             }
             (false, _) => {}

@@ -73,18 +73,8 @@ impl Machine {
         let ticket = self.next_ticket(&queue.prefix);
         let prefix = self.prefix_id(&queue.prefix).expect("it just gave a ticket");
         let key = TicketKey { prefix, ticket };
-        let shared = match self.tables.queues.get_key(queue) {
-            Some(shared) => shared.clone(),
-            None => {
-                let shared = Arc::new(queue.clone());
-                self.tables.queues.insert(shared.clone(), Queue::default());
-                shared
-            }
-        };
-        let record = self.tables.queues.get_mut(&shared).expect("found or put there above");
-        if record.idle > 0 {
-            self.index.idle.remove(&std::mem::take(&mut record.idle));
-        }
+        let shared = self.open_line(queue);
+        let record = self.tables.queues.get_mut(&shared).expect("its line was just opened");
         record.line.push_back(ticket);
         let first = record.line.len() == 1;
         match shared.kind {
@@ -103,6 +93,23 @@ impl Machine {
             self.call_back(&shared, effects);
         }
         key
+    }
+
+    /// The queue, for a ticket about to be put into its line: it is idle no more.
+    pub(super) fn open_line(&mut self, queue: &QueueKey) -> Arc<QueueKey> {
+        let shared = match self.tables.queues.get_key(queue) {
+            Some(shared) => shared.clone(),
+            None => {
+                let shared = Arc::new(queue.clone());
+                self.tables.queues.insert(shared.clone(), Queue::default());
+                shared
+            }
+        };
+        let record = self.tables.queues.get_mut(&shared).expect("found or put there above");
+        if record.idle > 0 {
+            self.index.idle.remove(&std::mem::take(&mut record.idle));
+        }
+        shared
     }
 
     /// Grants the head of a queue, if it has an owner and is not granted yet.
@@ -345,7 +352,7 @@ impl Machine {
         self.tables.tickets.get(&key).expect("a ticket in a line or in holdings is live")
     }
 
-    fn live_ticket_mut(&mut self, key: TicketKey) -> &mut Ticket {
+    pub(super) fn live_ticket_mut(&mut self, key: TicketKey) -> &mut Ticket {
         self.tables.tickets.get_mut(&key).expect("a ticket in a line or in holdings is live")
     }
 }

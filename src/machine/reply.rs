@@ -182,6 +182,11 @@ pub enum Reply {
     Full(Limit),
     /// The idempotency key was used with another request; nothing was done.
     KeyReused,
+    /// Something is there already; nothing was done.
+    Taken {
+        /// What.
+        row: RowKey,
+    },
 }
 
 /// Why a session ended.

@@ -12,6 +12,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::clock::BootInstant;
+use crate::store::{RekeyError, Taken};
 use crate::types::{ChatKey, Fence, Message};
 
 mod reply;
@@ -133,6 +134,10 @@ pub trait Inbox: Send + Sync + 'static {
     /// Takes messages in order; returns after the commit that journals them (with durability), one
     /// answer a message.
     async fn deliver(&self, messages: Vec<Message>) -> Result<Vec<Delivered>, DeliverError>;
+
+    /// A chat goes on under another key (SPEC B2): see
+    /// [`Store::rekey`](crate::store::Store::rekey).
+    async fn rekey(&self, from: &ChatKey, to: &ChatKey, taken: Taken) -> Result<(), RekeyError>;
 }
 
 /// A provider's way to its bot. Cheap to clone.
@@ -151,6 +156,18 @@ impl Link {
     /// Hands messages to the bot. Acknowledge to the outside after this returned `Ok`.
     pub async fn deliver(&self, messages: Vec<Message>) -> Result<Vec<Delivered>, DeliverError> {
         self.inbox.deliver(messages).await
+    }
+
+    /// Says that a chat goes on under another key, before any message under that is delivered: a
+    /// group that became a supergroup, a number that changed (SPEC B2). See
+    /// [`Store::rekey`](crate::store::Store::rekey).
+    pub async fn rekey(
+        &self,
+        from: &ChatKey,
+        to: &ChatKey,
+        taken: Taken,
+    ) -> Result<(), RekeyError> {
+        self.inbox.rekey(from, to, taken).await
     }
 
     /// Resolves when the provider is to stop taking messages.

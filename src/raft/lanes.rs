@@ -42,6 +42,7 @@ pub(super) fn lane_of(command: &Command, lanes: u16) -> u16 {
             return lane_of(command, lanes);
         }
         Command::DeclareDead { process } => process.hash(&mut hasher),
+        Command::Rekey { prefix, from, .. } => (prefix, from).hash(&mut hasher),
         Command::DeadLetter { prefix, .. } => prefix.hash(&mut hasher),
     }
     (hasher.finish() % u64::from(lanes)) as u16

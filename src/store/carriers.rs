@@ -7,10 +7,10 @@ use async_trait::async_trait;
 
 use super::{
     Authority, Claim, CommitError, Consistency, DeadLetter, Feature, FencedLock, JournalRecord,
-    MemoryStore, Op, OutboxEntry, Row, RowKey, Store, StoreError, Table, Task,
+    MemoryStore, Op, OutboxEntry, RekeyError, Row, RowKey, Store, StoreError, Table, Taken, Task,
 };
 use crate::clock::BootInstant;
-use crate::types::{Incarnation, Prefix, Revision, TicketId};
+use crate::types::{ChatKey, Incarnation, Prefix, Revision, TicketId};
 
 /// Implements the trait by passing every call on to `$inner`.
 macro_rules! pass_on {
@@ -112,6 +112,15 @@ macro_rules! pass_on {
             ) -> Result<bool, CommitError> {
                 let $this = self;
                 $inner.mark_sent(chat, up_to, sender, within).await
+            }
+            async fn rekey(
+                &self,
+                from: &ChatKey,
+                to: &ChatKey,
+                taken: Taken,
+            ) -> Result<(), RekeyError> {
+                let $this = self;
+                $inner.rekey(from, to, taken).await
             }
             async fn dead_letters(&self) -> Result<Vec<DeadLetter>, StoreError> {
                 let $this = self;

@@ -13,7 +13,7 @@ use async_trait::async_trait;
 
 use super::{
     Authority, Claim, CommitError, Consistency, DeadLetter, Feature, FencedLock, JournalRecord, Op,
-    OutboxEntry, Row, RowKey, Store, StoreError, Table, Task,
+    OutboxEntry, RekeyError, Row, RowKey, Store, StoreError, Table, Taken, Task,
 };
 use crate::clock::BootInstant;
 use crate::coordinator::{CoordinatorOptions, GroupCoordinator, LostReason, MemoryCoordinator};
@@ -22,7 +22,9 @@ use crate::machine::{
     Authority as Holding, Command, Limit, Machine, Op as Step, QueueKey, QueueKind, Refusal, Reply,
     RowKey as Key,
 };
-use crate::types::{Incarnation, KEY_BYTES_MAX, Prefix, Revision, TicketId, VALUE_BYTES_MAX};
+use crate::types::{
+    ChatKey, Incarnation, KEY_BYTES_MAX, Prefix, Revision, TicketId, VALUE_BYTES_MAX,
+};
 
 /// How long one operation may take.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -176,6 +178,26 @@ fn named(limit: Limit) -> &'static str {
         Limit::Prefixes => "prefixes",
         Limit::OutboxEntries => "unsent replies of one chat",
     }
+}
+
+/// Refuses keys that cannot stand for the same chat.
+fn check_rekey(from: &ChatKey, to: &ChatKey) -> Result<(), RekeyError> {
+    let why = if from.check().is_err() || to.check().is_err() {
+        "one of them is no chat key"
+    } else if from.channel != to.channel {
+        "a chat stays in its channel"
+    } else if from.participant.is_some() != to.participant.is_some() {
+        "a room becomes a room, and a participant a participant"
+    } else {
+        return Ok(());
+    };
+    Err(RekeyError::Keys { from: from.to_string(), to: to.to_string(), why })
+}
+
+/// The key of a user's row: `channel:participant`, or `channel:chat` in a chat between two.
+pub(crate) fn user_key(chat: &ChatKey) -> String {
+    let who = chat.participant.as_ref().unwrap_or(&chat.chat);
+    ChatKey::new(&chat.channel, who).to_string()
 }
 
 /// Refuses at the door what the machine would refuse after a round.
@@ -352,6 +374,23 @@ impl Store for GroupStore {
         let latest = self.group.clock().now() + within;
         let asked = self.group.execute_by(mark, latest, latest + PATIENCE).await;
         settled(asked.map_err(failed)?)
+    }
+
+    async fn rekey(&self, from: &ChatKey, to: &ChatKey, taken: Taken) -> Result<(), RekeyError> {
+        check_rekey(from, to)?;
+        let users = [(user_key(from), user_key(to))];
+        let command = Command::Rekey {
+            prefix: self.prefix.clone(),
+            from: from.to_string(),
+            to: to.to_string(),
+            users: users.into_iter().filter(|(old, new)| old != new).collect(),
+            keep_new: taken == Taken::KeepNew,
+        };
+        match self.execute(command, self.deadline()).await? {
+            Reply::Done => Ok(()),
+            Reply::Taken { row } => Err(RekeyError::Taken { table: row.table, key: row.key }),
+            other => Err(refused(other).into()),
+        }
     }
 
     async fn dead_letters(&self) -> Result<Vec<DeadLetter>, StoreError> {

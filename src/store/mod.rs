@@ -19,9 +19,10 @@ use async_trait::async_trait;
 
 use crate::clock::BootInstant;
 use crate::coordinator::Turn;
-use crate::types::{Fence, Incarnation, Prefix, Revision, TicketId};
+use crate::types::{ChatKey, Fence, Incarnation, Prefix, Revision, TicketId};
 
 pub use ext::{StoreExt, UpdateError};
+pub(crate) use group::user_key;
 pub use group::{GroupStore, MemoryStore, RaftStore};
 
 pub use crate::machine::{
@@ -195,6 +196,43 @@ impl CommitError {
     }
 }
 
+/// What becomes of a row that both keys of a re-key have (SPEC B2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Taken {
+    /// Nothing is moved, and the error names the row (default).
+    #[default]
+    Refuse,
+    /// The new key's row stays, the old key's goes.
+    KeepNew,
+}
+
+/// Why a chat's key was not changed, or may not have been.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum RekeyError {
+    /// The keys cannot stand for the same chat. Nothing was moved.
+    #[error("{from} cannot become {to}: {why}")]
+    Keys {
+        /// The old key.
+        from: String,
+        /// The new key.
+        to: String,
+        /// Why not.
+        why: &'static str,
+    },
+    /// Both keys have this row. Nothing was moved.
+    #[error("row {key} of {table:?} is there already; delete one of the two, or keep the new one")]
+    Taken {
+        /// Its table.
+        table: Table,
+        /// The new key's row.
+        key: String,
+    },
+    /// The group did not take it, or its answer is unknown: the same call may be repeated.
+    #[error(transparent)]
+    Commit(#[from] CommitError),
+}
+
 /// What a store may lack (SPEC C4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -303,6 +341,13 @@ pub trait Store: Send + Sync + 'static {
         sender: Incarnation,
         within: Duration,
     ) -> Result<bool, CommitError>;
+
+    /// A chat's key changes (SPEC B2): in one commit its queue, checkpoint, chat row, outbox and dead
+    /// letters move to the new key, with the user's row where that is named by the chat. A room takes
+    /// its participants along. Waiting messages keep their order, by ticket, also among those of the
+    /// new key; a turn at work under the old key is lost, and its message comes again under the new.
+    /// Where nothing is there, nothing is done.
+    async fn rekey(&self, from: &ChatKey, to: &ChatKey, taken: Taken) -> Result<(), RekeyError>;
 
     /// Messages that were given up.
     async fn dead_letters(&self) -> Result<Vec<DeadLetter>, StoreError>;

@@ -45,6 +45,11 @@ fn limits() -> Limits {
 
 const CHATS: [&str; 3] = ["a", "b", "c"];
 
+/// Keys that have a queue and an outbox, and keys that have a row.
+fn chats_and_rows() -> impl Strategy<Value = &'static str> {
+    select(&["a", "b", "c", "r", "s"][..])
+}
+
 fn queues() -> impl Strategy<Value = QueueKey> {
     prop_oneof![
         6 => select(&CHATS[..]).prop_map(turn),
@@ -207,6 +212,10 @@ fn writes(model: &Model) -> BoxedStrategy<Command> {
                 Command::FinishTask { prefix: p(), id: id.into(), due_ms, session, next_ms }
             }
         ),
+        2 => (chats_and_rows(), chats_and_rows(), any::<bool>()).prop_map(|(from, to, keep_new)| {
+            let (from, to) = (from.to_owned(), to.to_owned());
+            Command::Rekey { prefix: p(), from, to, users: Vec::new(), keep_new }
+        }),
         1 => (select(dead), any::<bool>())
             .prop_map(|(ticket, retry)| Command::DeadLetter { prefix: p(), ticket, retry }),
     ]

@@ -5,6 +5,7 @@ mod kit;
 mod model;
 mod model_writes;
 mod processes;
+mod rekey;
 mod stored;
 mod transcript;
 mod turns;

@@ -67,7 +67,7 @@ pub(crate) struct Model {
     /// In the order of their ids, all queues together.
     pub(crate) tickets: Vec<Place>,
     /// Who was granted last, and when the queue became idle (0 = it is not).
-    last: Vec<(QueueKey, Incarnation, u64)>,
+    pub(super) last: Vec<(QueueKey, Incarnation, u64)>,
     /// Fences that outlast their ticket, whose they are, and how much was said under them.
     pub(crate) going_on: Vec<(QueueKey, Incarnation, Fence, u64)>,
     pub(crate) rows: Vec<Kept>,
@@ -198,6 +198,7 @@ impl Model {
             Command::DeadLetter { ticket, retry, .. } => self.dead_letter(*ticket, *retry),
             Command::ForProcess { process, command } => self.for_process(*process, command),
             Command::DeclareDead { process } => self.declare_dead(*process),
+            Command::Rekey { from, to, keep_new, .. } => self.rekey(from, to, *keep_new),
         }
     }
 
@@ -366,7 +367,7 @@ impl Model {
         self.tickets.iter_mut().find(|place| place.id == id).unwrap()
     }
 
-    fn grant(&mut self, queue: &QueueKey) {
+    pub(super) fn grant(&mut self, queue: &QueueKey) {
         let Some(head) = self.line(queue).next() else { return };
         let (id, Some(owner), None) = (head.id, head.owner, head.grant) else { return };
         let same = self.going_on.iter().find(|(of, by, ..)| of == queue && *by == owner);
@@ -386,7 +387,7 @@ impl Model {
         self.granted.push((owner, id, grant));
     }
 
-    fn end_fence(&mut self, queue: &QueueKey) {
+    pub(super) fn end_fence(&mut self, queue: &QueueKey) {
         self.going_on.retain(|(of, ..)| of != queue);
     }
 
@@ -410,7 +411,7 @@ impl Model {
         id
     }
 
-    fn leave(&mut self, id: TicketId) {
+    pub(super) fn leave(&mut self, id: TicketId) {
         let Place { queue, grant, .. } = self.place(id).unwrap().clone();
         if grant.is_some() {
             self.end_fence(&queue);

@@ -1,5 +1,6 @@
 //! The second half of the naive model: commits, outboxes, tasks and idempotency keys.
 
+use super::kit::{row, turn};
 use super::model::{Job, Kept, Model, Place, Sent};
 use crate::machine::*;
 use crate::types::*;
@@ -203,6 +204,84 @@ impl Model {
             .collect();
         chats.sort();
         chats
+    }
+
+    /// Everything of one key, under another.
+    pub(super) fn rekey(&mut self, from: &str, to: &str, keep_new: bool) -> Reply {
+        if from == to {
+            return Reply::Done;
+        }
+        let (old, new) = (turn(from), turn(to));
+        let ids = |model: &Self, durable: bool| -> Vec<TicketId> {
+            let line = model.line(&old).filter(|place| place.message.is_some() == durable);
+            line.map(|place| place.id).collect()
+        };
+        let moving = ids(self, true);
+        let room = self.limits.tickets_per_queue_max as usize;
+        if moving.len() + self.line(&new).count() > room {
+            return Reply::Full(Limit::TicketsPerQueue);
+        }
+        let at = |model: &Self, name| model.rows.iter().position(|kept| kept.key == row(name));
+        if at(self, from).is_some() && at(self, to).is_some() && !keep_new {
+            return Reply::Taken { row: row(to) };
+        }
+        if let Some(place) = at(self, from) {
+            let moved = self.rows.remove(place);
+            if at(self, to).is_none() {
+                self.revision += 1;
+                let revision = Revision(self.revision);
+                self.rows.push(Kept { key: row(to), revision, ..moved });
+            }
+        }
+        for id in ids(self, false) {
+            self.leave(id);
+        }
+        self.end_fence(&old);
+        self.last.retain(|last| last.0 != old);
+        for id in &moving {
+            let place = self.place_mut(*id);
+            place.queue = new.clone();
+            place.grant = None;
+            place.message.as_mut().unwrap().0.chat = to.into();
+        }
+        if !moving.is_empty() {
+            self.last.iter_mut().filter(|last| last.0 == new).for_each(|last| last.2 = 0);
+            let later = self.line(&new).skip(1).find(|place| place.grant.is_some()).cloned();
+            if let Some(later) = later {
+                self.end_fence(&new);
+                match later.message {
+                    Some(_) => self.place_mut(later.id).grant = None,
+                    None => self.leave(later.id),
+                }
+            }
+            self.grant(&new);
+        }
+        self.move_sent(from, to);
+        for (_, message) in self.dead.iter_mut().filter(|(_, message)| message.chat == from) {
+            message.chat = to.into();
+        }
+        Reply::Done
+    }
+
+    fn move_sent(&mut self, from: &str, to: &str) {
+        let owner = self.senders.iter().find(|(chat, _)| chat == from).map(|(_, owner)| *owner);
+        self.senders.retain(|(chat, _)| chat != from);
+        let (moving, kept): (Vec<Sent>, Vec<Sent>) =
+            std::mem::take(&mut self.sent).into_iter().partition(|sent| sent.chat == from);
+        self.sent = kept;
+        for sent in moving.into_iter().filter(|sent| sent.listed) {
+            if self.sent.iter().any(|known| known.chat == to && known.id == sent.id) {
+                continue;
+            }
+            let deliver = sent.deliver && !sent.done;
+            let waits = deliver || self.sent.iter().any(|other| other.chat == to && !other.done);
+            self.sent.push(Sent { chat: to.into(), deliver, done: !waits, ..sent });
+            self.settle(to);
+            if deliver && !self.senders.iter().any(|(chat, _)| chat == to) {
+                let sender = owner.or_else(|| self.pick(to));
+                self.senders.extend(sender.map(|sender| (to.to_owned(), sender)));
+            }
+        }
     }
 
     pub(super) fn put_job(&mut self, id: &str, due_ms: u64, body: &[u8]) -> Reply {
