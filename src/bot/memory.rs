@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tokio::sync::OwnedMutexGuard;
+use tokio::sync::{OwnedMutexGuard, watch};
 
 use serde_json::Value;
 
@@ -64,10 +64,17 @@ impl Matching {
 type Slot = Arc<tokio::sync::Mutex<Option<Live>>>;
 
 /// All of them.
-#[derive(Default)]
 pub(crate) struct Chats {
     // Guards the map only; a slot has a lock of its own, held for a whole turn.
     slots: Arc<Mutex<HashMap<ChatKey, Slot>>>,
+    // Raised when slots are left to those who hold them: whoever waits for one takes another.
+    left: watch::Sender<()>,
+}
+
+impl Default for Chats {
+    fn default() -> Self {
+        Self { slots: Arc::default(), left: watch::channel(()).0 }
+    }
 }
 
 /// A chat's slot, held.
@@ -81,8 +88,16 @@ pub(crate) struct Held {
 impl Chats {
     /// The chat's slot, once nobody else holds it.
     pub(crate) async fn hold(&self, chat: &ChatKey) -> Held {
-        let slot = self.slots.lock().entry(chat.clone()).or_default().clone();
-        let guard = slot.lock_owned().await;
+        let mut left = self.left.subscribe();
+        let guard = loop {
+            let slot = self.slots.lock().entry(chat.clone()).or_default().clone();
+            tokio::select! {
+                biased;
+                guard = slot.lock_owned() => break guard,
+                // The sender is `self`'s own.
+                _ = left.changed() => {}
+            }
+        };
         Held { chat: chat.clone(), slots: self.slots.clone(), guard: Some(guard) }
     }
 
@@ -90,6 +105,7 @@ impl Chats {
     /// that was taken from a step which does not let go.
     pub(crate) fn abandon(&self, chat: &ChatKey) {
         self.slots.lock().remove(chat);
+        self.left.send_replace(());
     }
 
     /// How many chats are known here: conversations that wait, and turns at work.
@@ -106,6 +122,7 @@ impl Chats {
                 *live = None;
             }
         }
+        self.left.send_replace(());
     }
 }
 
