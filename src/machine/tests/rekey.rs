@@ -2,7 +2,6 @@
 
 use super::kit::*;
 use crate::machine::*;
-use crate::types::*;
 
 fn rekey(from: &str, to: &str) -> Command {
     let (from, to) = (from.to_owned(), to.to_owned());
