@@ -357,7 +357,9 @@ async fn wait_for_vote(
     }
     let decided = async {
         loop {
-            if member.membership().membership().voter_ids().any(|voter| voter == id) {
+            // In the middle of a change the old voters still have to agree.
+            let configs = member.membership();
+            if configs.membership().get_joint_config().iter().all(|voters| voters.contains(&id)) {
                 return None;
             }
             if membership::stays_learner(member, id) {

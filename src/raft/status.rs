@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::member::{Leader, Member};
 use super::node::Inner;
 use super::peers::REACHABLE;
-use super::types::{LogId, Peer};
+use super::types::{LogId, Peer, StoredMembership};
 use crate::machine::{Machine, SessionKind};
 use crate::types::NodeId;
 
@@ -179,7 +179,7 @@ impl Inner {
             cluster_id: Some(member.peers.cluster.to_string()),
             node_id: Some(member.id()),
             name: self.options.name.clone(),
-            role: member.role(),
+            role: role_of(&member),
             term: server.vote.leader_id.term,
             leader,
             applied: index(&data.last_applied),
@@ -209,19 +209,38 @@ impl Inner {
     }
 }
 
+/// Whether a node votes in all of these memberships, in each of their configurations. In the middle of
+/// a change the old voters still have to agree: whoever votes only in the new ones cannot take their
+/// place yet. To call it a voter would call a group safe that the death of its founder ends.
+fn votes(memberships: [&StoredMembership; 2], id: NodeId) -> bool {
+    let mut configs =
+        memberships.into_iter().flat_map(|one| one.membership().get_joint_config().iter());
+    configs.all(|voters| voters.contains(&id))
+}
+
+/// What this node does in the group; a learner until its vote is committed.
+fn role_of(member: &Member) -> Role {
+    let server = member.server();
+    let memberships = [&*server.membership_config, &*server.committed_membership_config];
+    match member.role() {
+        Role::Follower if !votes(memberships, member.id()) => Role::Learner,
+        role => role,
+    }
+}
+
 /// The members, as one of them sees them.
 fn nodes_of(member: &Member, leader: Option<NodeId>) -> Vec<NodeStatus> {
-    let membership = member.membership();
-    let voters: Vec<NodeId> = membership.membership().voter_ids().collect();
-    let nodes = membership.membership().nodes();
+    let server = member.server();
+    let memberships = [&*server.membership_config, &*server.committed_membership_config];
+    let nodes = server.membership_config.membership().nodes();
     let one = |(&id, peer): (&NodeId, &Peer)| NodeStatus {
         id,
         name: peer.name.clone(),
         address: peer.address.clone(),
         role: match leader {
-            _ if id == member.id() => member.role(),
+            _ if id == member.id() => role_of(member),
             Some(leader) if leader == id => Role::Leader,
-            _ if voters.contains(&id) => Role::Follower,
+            _ if votes(memberships, id) => Role::Follower,
             _ => Role::Learner,
         },
         reachable: member.peers.heard_within(id, REACHABLE),
@@ -256,4 +275,30 @@ fn status_of(
         .collect();
     let (held, waiting) = machine.turn_counts();
     (sessions, leads, TurnCounts { held, waiting })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use openraft::Membership;
+
+    use super::*;
+
+    fn membership(configs: &[&[NodeId]]) -> StoredMembership {
+        let configs = configs.iter().map(|ids| BTreeSet::from_iter(ids.iter().copied()));
+        let nodes = BTreeMap::from([1, 2, 3].map(|id| (id, Peer::default())));
+        StoredMembership::new(None, Membership::new(configs.collect(), nodes).unwrap())
+    }
+
+    #[test]
+    fn k1_who_votes_in_one_half_of_a_change_only_is_no_voter_yet() {
+        let (alone, both) = (membership(&[&[1]]), membership(&[&[1], &[1, 2, 3]]));
+        let three = membership(&[&[1, 2, 3]]);
+        for (effective, committed) in [(&both, &alone), (&both, &both), (&three, &both)] {
+            assert!(votes([effective, committed], 1));
+            assert!(!votes([effective, committed], 2), "without node 1 it decides nothing");
+        }
+        assert!(votes([&three, &three], 2));
+    }
 }
