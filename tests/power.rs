@@ -197,8 +197,8 @@ impl Powered {
             let before = node.dir.with_extension("before");
             fs::rename(&node.dir, &before).unwrap();
             match disk {
-                Disk::SyncedOnly => copy(&image, &node.dir),
-                Disk::LogSyncedOnly => {
+                Disk::Nothing => copy(&image, &node.dir),
+                Disk::AllButDatabases => {
                     copy(&before, &node.dir);
                     for log in directories_with(&image, "db") {
                         let there = node.dir.join(log.strip_prefix(&image).unwrap());
@@ -206,7 +206,7 @@ impl Powered {
                         copy(&log, &there);
                     }
                 }
-                Disk::TailSyncedOnly => {
+                Disk::AllButTail => {
                     copy(&before, &node.dir);
                     fs::copy(image.join("log.tail"), node.dir.join("log.tail")).unwrap();
                 }
@@ -219,11 +219,11 @@ impl Powered {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Disk {
     /// Nothing.
-    SyncedOnly,
+    Nothing,
     /// All of it but in the databases: files are not written back in the order of the writes.
-    LogSyncedOnly,
+    AllButDatabases,
     /// All of it but in the tail of the log, in which everything acknowledged has to be.
-    TailSyncedOnly,
+    AllButTail,
 }
 
 /// Where a node's image is kept.
@@ -277,17 +277,17 @@ async fn acknowledged_survives(disk: Disk) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn case_r24_everything_acknowledged_is_in_the_power_loss_images() {
-    acknowledged_survives(Disk::SyncedOnly).await;
+    acknowledged_survives(Disk::Nothing).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn case_r24_other_files_may_be_ahead_of_the_log() {
-    acknowledged_survives(Disk::LogSyncedOnly).await;
+    acknowledged_survives(Disk::AllButDatabases).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn case_r24_other_files_may_be_ahead_of_the_tail() {
-    acknowledged_survives(Disk::TailSyncedOnly).await;
+    acknowledged_survives(Disk::AllButTail).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -301,7 +301,7 @@ async fn museum_a_sync_that_lies_loses_what_was_acknowledged() {
     }
     let writers = Writers::start(&demo, &prefix, 9);
     writers.have_written(100).await;
-    group.cut(Disk::SyncedOnly);
+    group.cut(Disk::Nothing);
     let ledger = writers.stopped().await;
 
     group.cluster.restart_all().await;

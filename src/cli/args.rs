@@ -205,6 +205,9 @@ pub(super) struct RunArgs {
     /// Give each message a turn of its own, also where nobody else wants its chat
     #[arg(long)]
     no_sticky: bool,
+    /// Free space below which the node takes nothing more, or `off`
+    #[arg(long, value_name = "SIZE")]
+    disk_low_water: Option<String>,
 }
 
 /// What calls on a running node need.
@@ -316,6 +319,7 @@ impl RunArgs {
         layers.flag("turn_wait", self.turn_wait.clone());
         layers.flag("settle", self.settle.clone());
         layers.flag("sticky", self.no_sticky.then(|| "false".to_owned()));
+        layers.flag("disk_low_water", self.disk_low_water.clone());
     }
 }
 

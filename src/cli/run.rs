@@ -19,7 +19,7 @@ use crate::bot::{Bot, BotError, Coordination};
 use crate::config::{Beginning, HostPort, Settings};
 use crate::coordinator::{CoordinatorOptions, Sticky};
 use crate::http;
-use crate::raft::{Node, NodeError, NodeOptions, OpenError, Secret, Start};
+use crate::raft::{Node, NodeError, NodeLimits, NodeOptions, OpenError, Secret, Start};
 use crate::store::GroupStore;
 use crate::supervise;
 use crate::types::{Prefix, ReplicaId};
@@ -138,6 +138,7 @@ async fn open(settings: &Settings, name: &str, advertise: &HostPort) -> Result<N
     };
     let options = NodeOptions {
         start,
+        limits: NodeLimits { disk_low_water: settings.disk_low_water, ..NodeLimits::default() },
         ..NodeOptions::new(name, &settings.dir, advertise.to_string(), secret)
     };
     Node::open(options).await.map_err(refused)

@@ -155,6 +155,7 @@ fn child(
     add("--bootstrap-expect", plans.len().to_string());
     add("--peers", list(|plan| plan.cluster.dialled_here()));
     add("--public-peers", list(|plan| plan.public.clone()));
+    add("--disk-low-water", settings.disk_low_water.to_string());
     add("--log", settings.log.clone());
     if let Some(url) = &settings.reply_url {
         add("--reply-url", url.clone());

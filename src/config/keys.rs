@@ -68,6 +68,11 @@ pub const KEYS: &[Key] = &[
         "`up`, `supervise`: kill what is stopped or shows no life for this long; 100ms to 1h",
     ),
     key(
+        "disk_low_water",
+        "64MiB",
+        "free space below which a node takes nothing more until there is room again; `off` = never",
+    ),
+    key(
         "log",
         "info,openraft=warn",
         "what is logged: error, warn, info, debug, trace, or a filter",

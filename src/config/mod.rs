@@ -274,6 +274,8 @@ pub struct Settings {
     pub supervise: bool,
     /// How long a supervised process may hang before it is killed; `None` = for ever.
     pub hang_kill: Option<Duration>,
+    /// Free bytes of the disk below which a node takes no entries; 0 = it is not looked at.
+    pub disk_low_water: u64,
     /// The log filter.
     pub log: String,
 }
@@ -307,6 +309,7 @@ impl Settings {
                 Some(true) => Some(duration(layers, "hang_kill", "1s", HANG)?),
                 _ => None,
             },
+            disk_low_water: layers.read("disk_low_water", bytes)?.unwrap_or(64 << 20),
             log: layers.read("log", filter)?.unwrap_or_else(|| "info,openraft=warn".to_owned()),
         })
     }
@@ -317,6 +320,22 @@ impl Settings {
 const LEASE: RangeInclusive<Duration> = Duration::from_millis(500)..=Duration::from_secs(3600);
 const HANG: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
 const WAIT: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(86_400);
+
+/// `64MiB`, `1GiB`, `500KiB`, plain bytes, or `off`.
+fn bytes(text: &str) -> Result<u64, String> {
+    const UNITS: [(&str, u32); 4] = [("GiB", 30), ("MiB", 20), ("KiB", 10), ("", 0)];
+    if text == "off" {
+        return Ok(0);
+    }
+    let (number, shift) = UNITS
+        .iter()
+        .find_map(|(unit, shift)| text.strip_suffix(unit).map(|number| (number, *shift)))
+        .unwrap_or((text, 0));
+    let number = number.trim().parse::<u64>().ok();
+    number
+        .and_then(|number| number.checked_mul(1 << shift))
+        .ok_or_else(|| "write a size such as \"64MiB\" or \"1GiB\", or \"off\"".to_owned())
+}
 
 fn beginning(layers: &Layers) -> Result<Beginning, Error> {
     let bootstrap = layers.read("bootstrap", boolean)?.unwrap_or(false);

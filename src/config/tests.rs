@@ -50,6 +50,7 @@ fn l4_an_impossible_value_is_named_with_its_line() {
         ("name = \"a b\"", ["line 1", "`name`", "only A-Z"]),
         ("restart = \"maybe\"", ["line 1", "`restart`", "true or false"]),
         ("name = { a = 1 }", ["line 1", "`name`", "string"]),
+        ("disk_low_water = \"64 parsecs\"", ["line 1", "`disk_low_water`", "64MiB"]),
         ("log = \"loud,=\"", ["line 1", "`log`", "filter"]),
     ] {
         let fault = fault(text);

@@ -7,8 +7,8 @@
 //! position is written into this small file and synced with it; a sled that is behind the marker
 //! has lost something, and so has a tail without the generation that the marker names.
 //!
-//! Two slots are written in turn, each with a checksum and a sequence number, so that a write that
-//! was cut off costs the newer slot only, and nothing relied on that one yet.
+//! Both of its slots are written, one after the other, each with a checksum and a sequence number: a
+//! write that was cut off costs one slot, and so does a bad sector, at any time.
 //!
 //! Invariant: sled ≥ marker. Sled is synced before the marker is raised, and the marker is lowered
 //! before sled is truncated.
@@ -100,10 +100,13 @@ impl Marker {
         let Some((sequence, durable, tail)) = newest else {
             return Ok(Some(Err("neither slot of log.marker is readable".to_owned())));
         };
-        let file = File::options()
-            .write(true)
-            .open(&path)
-            .map_err(OpenError::io(&path, "opening the marker"))?;
+        let open = || {
+            let file = File::options().write(true).open(&path)?;
+            // What was read may be in the system's cache alone, and is about to be relied on.
+            file.sync_data()?;
+            Ok(file)
+        };
+        let file = open().map_err(OpenError::io(&path, "opening the marker"))?;
         Ok(Some(Ok(Self { path, file, sequence, durable, tail })))
     }
 
@@ -122,13 +125,16 @@ impl Marker {
         if durable == self.durable && tail == self.tail {
             return Ok(());
         }
-        let sequence = self.sequence + 1;
-        let bytes = encode(sequence, &durable, tail);
-        assert!(bytes.len() <= SLOT_BYTES, "{}: a slot outgrew its sector", self.path.display());
-        let at = (sequence % 2) * SLOT_BYTES as u64;
-        self.file.write_all_at(&bytes, at)?;
-        self.file.sync_data()?;
-        (self.sequence, self.durable, self.tail) = (sequence, durable, tail);
+        for _slot in 0..2 {
+            self.sequence += 1;
+            let bytes = encode(self.sequence, &durable, tail);
+            let path = self.path.display();
+            assert!(bytes.len() <= SLOT_BYTES, "{path}: a slot outgrew its sector");
+            let at = (self.sequence % 2) * SLOT_BYTES as u64;
+            self.file.write_all_at(&bytes, at)?;
+            self.file.sync_data()?;
+        }
+        (self.durable, self.tail) = (durable, tail);
         Ok(())
     }
 }
@@ -222,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_cut_off_anywhere_leaves_the_value_before_it() {
+    fn a_write_cut_off_anywhere_leaves_the_value_before_it_or_after() {
         let dir = tempfile::tempdir().unwrap();
         Marker::create(dir.path()).unwrap();
         let mut marker = open(dir.path());
@@ -234,13 +240,39 @@ mod tests {
         let after = std::fs::read(&path).unwrap();
 
         let changed: Vec<usize> = (0..after.len()).filter(|&i| before[i] != after[i]).collect();
-        for cut in 0..changed.len() {
+        let all = changed.len();
+        let mut found = Vec::new();
+        // The newer slot is the one of the odd sequence numbers here, and written first.
+        let (first, second): (Vec<usize>, Vec<usize>) =
+            changed.into_iter().partition(|at| *at >= SLOT_BYTES);
+        let order: Vec<usize> = first.into_iter().chain(second).collect();
+        for cut in 0..=all {
             let mut torn = before.clone();
-            for &at in &changed[..cut] {
+            for &at in &order[..cut] {
                 torn[at] = after[at];
             }
             std::fs::write(&path, &torn).unwrap();
-            assert_eq!(*open(dir.path()).durable(), durable(2), "cut after {cut} bytes");
+            found.push(open(dir.path()).durable().clone());
+        }
+        found.dedup();
+        assert_eq!(found, [durable(2), durable(3)]);
+    }
+
+    #[test]
+    fn either_slot_says_it_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        Marker::create(dir.path()).unwrap();
+        open(dir.path()).set(durable(1), tail(1)).unwrap();
+        let path = Marker::path(dir.path());
+        let good = std::fs::read(&path).unwrap();
+        for slot in 0..2 {
+            let mut bad = good.clone();
+            bad[slot * SLOT_BYTES..(slot + 1) * SLOT_BYTES].fill(0);
+            std::fs::write(&path, &bad).unwrap();
+            assert_eq!(
+                (open(dir.path()).durable(), open(dir.path()).tail()),
+                (&durable(1), tail(1))
+            );
         }
     }
 

@@ -15,6 +15,7 @@ use super::barrier::Barriers;
 use super::log_store::LogStore;
 use super::peers::{CallError, Lane, Peers, REACHABLE};
 use super::proposals::{Carrier, Proposals, Sent};
+use super::room::Room;
 use super::server::{own_propose, own_read_index};
 use super::session_clock::SessionClock;
 use super::state_store::StateStore;
@@ -56,6 +57,7 @@ pub(crate) struct Member {
     pub(crate) suspicions: Suspicions,
     pub(crate) log: LogStore,
     pub(crate) state: StateStore,
+    pub(crate) room: Arc<Room>,
     pub(crate) timing: Timing,
     pub(crate) clock: Arc<dyn Clock>,
     /// One membership change at a time, each computed on the membership the last one left. An async
@@ -76,6 +78,7 @@ pub(crate) struct Parts {
     pub(crate) sessions: Arc<SessionClock>,
     pub(crate) log: LogStore,
     pub(crate) state: StateStore,
+    pub(crate) room: Arc<Room>,
     pub(crate) timing: Timing,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) incoming: PathBuf,
@@ -83,7 +86,8 @@ pub(crate) struct Parts {
 
 impl Member {
     pub(crate) fn new(parts: Parts) -> Self {
-        let Parts { raft, peers, proposals, sessions, log, state, timing, clock, incoming } = parts;
+        let Parts { raft, peers, proposals, sessions, log, state, room, timing, clock, incoming } =
+            parts;
         Self {
             raft,
             peers,
@@ -93,6 +97,7 @@ impl Member {
             suspicions: Suspicions::default(),
             log,
             state,
+            room,
             timing,
             clock,
             change: tokio::sync::Mutex::new(()),
@@ -199,6 +204,9 @@ impl Member {
     pub(crate) fn hindrance(&self) -> Option<Unavailable> {
         if let Some(doubt) = self.peers.doubt() {
             return Some(Unavailable::NotServing { why: doubt.to_owned() });
+        }
+        if let Some(full) = self.room.hindrance() {
+            return Some(full);
         }
         match self.leader() {
             Leader::Here | Leader::At(..) => None,

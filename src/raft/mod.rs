@@ -20,6 +20,7 @@ mod options;
 mod peers;
 mod process;
 mod proposals;
+mod room;
 mod secret;
 mod server;
 mod session_clock;

@@ -32,6 +32,7 @@ use super::member::{Leader, Member, MemberCarrier, Parts};
 use super::network::Network;
 use super::peers::{Clients, Peers};
 use super::proposals::{Answer, Proposals};
+use super::room::Room;
 use super::session_clock::SessionClock;
 use super::settings::settings;
 use super::state_store::{StateOptions, StateStore};
@@ -329,10 +330,7 @@ impl Inner {
     /// Sets doubtful state aside and asks the peers it knew to be taken in as a new node.
     async fn rejoin(self: &Arc<Self>, dir: DataDir, lost: Identity) -> Result<(), NodeError> {
         let doubtful = dir.quarantined()?.is_some() || dir.identity().is_some();
-        let why = match dir.quarantined()? {
-            Some(why) => why,
-            None => "its state was set aside".to_owned(),
-        };
+        let why = dir.quarantined()?.unwrap_or_else(|| "its state was set aside".to_owned());
         let addresses: Vec<String> = lost.peers.iter().map(|peer| peer.address.clone()).collect();
         if addresses.is_empty() {
             return Err(NodeError::NotJoined {
@@ -408,11 +406,12 @@ impl Inner {
         });
         let opening = dir.clone();
         let machine = self.options.machine;
-        let (log, state, pristine) = blocking(move || {
+        let (room, log, state, pristine) = blocking(move || {
+            let room = Arc::new(Room::new(opening.root(), limits.disk_low_water));
             let log = LogStore::open(&opening, LogOptions::default())?;
             let pristine = log.is_pristine();
             let state = StateStore::open(&opening, &log, StateOptions::new(machine), hook)?;
-            Ok((log, state, pristine))
+            Ok((room, log, state, pristine))
         })
         .await?;
         let peers = Peers::new(
@@ -448,13 +447,13 @@ impl Inner {
             sessions,
             log,
             state,
+            room,
             timing,
             clock,
             incoming,
         }));
-        tracing::info!(
-            node_id = identity.node_id, cluster_id = %identity.cluster_id, fresh, "member of a group"
-        );
+        let Identity { node_id, cluster_id, .. } = identity;
+        tracing::info!(node_id, %cluster_id, fresh, "member of a group");
         self.run(member);
         Ok(())
     }
@@ -527,6 +526,9 @@ impl Group for Node {
 
     async fn execute(&self, command: Command, deadline: BootInstant) -> Answer {
         let member = self.inner.member().map_err(ExecuteError::NotExecuted)?;
+        if let Some(full) = member.room.hindrance() {
+            return Err(ExecuteError::NotExecuted(full)); // It will not pass within a deadline.
+        }
         let renewal = member.lease_renewed(&command);
         member.proposals.execute(command, renewal, deadline, || member.hindrance()).await
     }

@@ -73,6 +73,9 @@ pub struct NodeLimits {
     pub snapshot_every: u64,
     /// Log entries kept behind a snapshot, so that a follower slightly behind needs none.
     pub entries_kept: u64,
+    /// Free bytes of the disk below which the node takes no entries and leads no longer; 0 = it is
+    /// not looked at (SPEC M4).
+    pub disk_low_water: u64,
     /// The largest snapshot that is taken from a leader, in bytes.
     pub snapshot_bytes_max: u64,
 }
@@ -83,6 +86,7 @@ impl Default for NodeLimits {
             commands_waiting_max: 16_384,
             snapshot_every: 50_000,
             entries_kept: 20_000,
+            disk_low_water: 64 << 20,
             snapshot_bytes_max: 16 << 30,
         }
     }

@@ -106,6 +106,9 @@ pub(super) type Answer = Result<Response, Refusal>;
 
 async fn append(State(inner): State<Arc<Inner>>, body: Bytes) -> Answer {
     let asked = Asked::<AppendEntriesRequest<TypeConfig>>::open(&inner, &body)?;
+    if !asked.question.entries.is_empty() {
+        has_room(&asked.member)?;
+    }
     let response = asked.member.raft.append_entries(asked.question).await.map_err(failed)?;
     if !matches!(response, openraft::raft::AppendEntriesResponse::HigherVote(_)) {
         asked.member.heard_leader(asked.from.from);
@@ -127,6 +130,7 @@ async fn pre_vote(State(inner): State<Arc<Inner>>, body: Bytes) -> Answer {
 
 async fn transfer_leader(State(inner): State<Arc<Inner>>, body: Bytes) -> Answer {
     let asked = Asked::<TransferLeaderRequest<TypeConfig>>::open(&inner, &body)?;
+    has_room(&asked.member)?;
     let response =
         asked.member.raft.handle_transfer_leader(asked.question).await.map_err(failed)?;
     Ok(answer(&asked.member, &asked.from, &response))
@@ -164,8 +168,16 @@ async fn forward(State(inner): State<Arc<Inner>>, body: Bytes) -> Answer {
     Ok(answer(&asked.member, &asked.from, &response))
 }
 
+/// Refuses what would fill a disk that is nearly full.
+fn has_room(member: &Member) -> Result<(), Refusal> {
+    member.room.hindrance().map_or(Ok(()), |why| Err(not_serving(why)))
+}
+
 /// Writes a batch into the own log, where this node leads.
 pub(crate) async fn own_propose(member: &Member, proposal: Proposal) -> ForwardAnswer {
+    if member.room.is_short() {
+        return ForwardAnswer::NotLeader(None);
+    }
     match member.raft.client_write(proposal).await {
         Ok(_) => ForwardAnswer::Committed,
         // Refused before it was appended.
@@ -202,6 +214,7 @@ async fn snapshot(State(inner): State<Arc<Inner>>, body: Body) -> Answer {
     };
     let asked = Asked::<SnapshotStart>::open(&inner, &buffer[4..4 + head])?;
     let start = &asked.question;
+    has_room(&asked.member)?;
     if start.bytes > inner.options.limits.snapshot_bytes_max {
         let why = format!("a snapshot of {} bytes is over this node's limit", start.bytes);
         return Err(Refusal::Malformed { why });

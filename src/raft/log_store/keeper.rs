@@ -69,6 +69,8 @@ pub(super) struct Keeper {
     batched_next: u64,
     /// Bytes handed to sled since the last sync.
     unsynced_bytes: usize,
+    /// Chunks' records inserted since the last fold.
+    inserted: usize,
     /// Whether sled or the marker may be behind what was taken.
     dirty: bool,
     truncations: u64,
@@ -102,6 +104,7 @@ impl Keeper {
             batch_bytes: 0,
             batched_next: last.map_or(0, |last| last.index + 1),
             unsynced_bytes: 0,
+            inserted: 0,
             dirty: false,
             truncations: 0,
             sweeping: base.is_some(),
@@ -131,7 +134,11 @@ impl Keeper {
                         // Nobody hears it where the log is being closed.
                         let _ = folded.send(generation);
                         // Under load the sweep gets its share too, or purging would never reclaim.
-                        self.sweep();
+                        let inserted = std::mem::take(&mut self.inserted);
+                        let mut removed = 0;
+                        while self.sweeping && removed <= inserted {
+                            removed += self.sweep();
+                        }
                     }
                     Work::Sync(done) => {
                         self.commit();
@@ -151,7 +158,7 @@ impl Keeper {
         while self.sweeping {
             match work.recv_timeout(Duration::from_millis(1)) {
                 Ok(work) => return Some(work),
-                Err(RecvTimeoutError::Timeout) => self.sweep(),
+                Err(RecvTimeoutError::Timeout) => drop(self.sweep()),
                 Err(RecvTimeoutError::Disconnected) => return None,
             }
         }
@@ -231,6 +238,7 @@ impl Keeper {
     fn insert(&mut self, key: &[u8], value: &[u8]) {
         self.batch.insert(key, value);
         self.batch_keys += 1;
+        self.inserted += 1;
         self.batch_bytes += value.len();
     }
 
@@ -289,7 +297,12 @@ impl Keeper {
     }
 
     fn truncate(&mut self, keep: Option<LogId>) {
+        self.cut_behind(keep);
+        // Only now: what is said of sled before it is of the entries before it.
         self.truncations += 1;
+    }
+
+    fn cut_behind(&mut self, keep: Option<LogId>) {
         let base_next = self.base.map_or(0, |base| base.log_id.index + 1);
         let keep = keep.filter(|keep| keep.index >= base_next);
         let next = keep.map_or(base_next, |keep| keep.index + 1);
@@ -364,9 +377,9 @@ impl Keeper {
         first.is_some_and(|first| first > index)
     }
 
-    /// Removes some of the chunks that the base has left behind.
-    fn sweep(&mut self) {
-        let Some(base) = self.base.filter(|_| self.sweeping) else { return };
+    /// Removes some of the chunks that the base has left behind; how many.
+    fn sweep(&mut self) -> usize {
+        let Some(base) = self.base.filter(|_| self.sweeping) else { return 0 };
         let index = base.log_id.index;
         let sweep = || {
             // The chunk that holds the entry after the base stays; all before it go.
@@ -390,5 +403,6 @@ impl Keeper {
             or_die("purging the log failed", guarded(sweep).and_then(|removed| removed));
         self.flush();
         self.sweeping = removed == SWEEP_KEYS_MAX;
+        removed
     }
 }

@@ -42,6 +42,7 @@ use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use openraft::storage::{IOFlushed, LogState, RaftLogReader, RaftLogStorage};
 use parking_lot::Mutex;
@@ -100,8 +101,23 @@ pub(crate) struct LogStore {
     shared: Arc<Shared>,
 }
 
+/// When the writer began to write what it is writing; for whoever watches the disk.
+#[derive(Clone, Debug, Default)]
+struct Stall(Arc<Mutex<Option<Instant>>>);
+
+impl Stall {
+    fn begin(&self) {
+        *self.0.lock() = Some(Instant::now());
+    }
+
+    fn end(&self) {
+        *self.0.lock() = None;
+    }
+}
+
 #[derive(Debug)]
 struct Shared {
+    stall: Stall,
     view: Arc<Mutex<View>>,
     /// Set to `None` to close.
     queue: Mutex<Option<mpsc::Sender<Op>>>,
@@ -130,13 +146,15 @@ impl LogStore {
         }
         let recovered = recover::recover(dir.root(), options.cache_bytes)?;
         let db = recovered.db.clone();
-        let Opened { view, writer } = Opened::new(recovered, dir, &options)?;
+        let stall = Stall::default();
+        let Opened { view, writer } = Opened::new(recovered, dir, &options, stall.clone())?;
         let (queue, ops) = mpsc::channel();
         let writer = std::thread::Builder::new()
             .name("botmesh-log".to_owned())
             .spawn(move || writer.run(&ops))
             .map_err(OpenError::io(dir.root(), "starting the log's thread"))?;
         let shared = Shared {
+            stall,
             view,
             queue: Mutex::new(Some(queue)),
             writer: Mutex::new(Some(writer)),
@@ -157,6 +175,11 @@ impl LogStore {
                 tracing::error!("the log's thread did not end by itself");
             }
         }
+    }
+
+    /// For how long the disk has not answered the write that is under way.
+    pub(crate) fn stalled_for(&self) -> Option<Duration> {
+        self.shared.stall.0.lock().map(|began| began.elapsed())
     }
 
     /// The last entry that was purged.
@@ -218,6 +241,7 @@ impl Opened {
         mut recovered: Recovered,
         dir: &DataDir,
         options: &LogOptions,
+        stall: Stall,
     ) -> Result<Self, OpenError> {
         let replay = std::mem::take(&mut recovered.replay);
         let base = recovered.base.map(|base| base.log_id);
@@ -227,6 +251,7 @@ impl Opened {
         let half_bytes = match recovered.marker.tail() {
             Some(from) => from.half_bytes as usize,
             None => {
+                tail::unused(dir.root(), options.tail_half_bytes)?;
                 Tail::create(dir.root(), options.tail_half_bytes)?;
                 options.tail_half_bytes
             }
@@ -254,7 +279,7 @@ impl Opened {
             .map_err(OpenError::io(dir.root(), "starting the log's second thread"))?;
         let keeper = KeeperLink { work, folded, thread };
         let tail = Tail::open(dir.root(), half_bytes, replay.newest)?;
-        let writer = Writer::new(tail, keeper, (base, end, committed), dir.clone());
+        let writer = Writer::new(tail, keeper, (base, end, committed), dir.clone(), stall);
         Ok(Self { view, writer })
     }
 }

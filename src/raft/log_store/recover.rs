@@ -200,6 +200,10 @@ fn read(db: &sled::Db, sync: &File, durable: &Durable) -> sled::Result<Result<Re
         Some(_) => found!(chunk_at(db, walk.first)?).map_or(walk.first, |chunk| chunk.first),
         None => 0,
     };
+    // It is not believed, but it will be removed, and must not turn out damaged then.
+    for left in db.range(key::chunk(0, 0).to_vec()..key::chunk(from, 0).to_vec()) {
+        left?;
+    }
     let mut records = db.range(key::chunk(from, 0).to_vec()..key::CHUNKS_END.to_vec());
     while let Some((stored_key, value)) = records.next().transpose()? {
         let Some(first) = first_of(&stored_key) else {

@@ -57,6 +57,8 @@ pub(super) enum Begin {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Head {
     pub(super) generation: u64,
+    /// Of the opening of the log that wrote it: content that looks like a record is none.
+    pub(super) nonce: u64,
     /// Of the record in its generation, from 0.
     pub(super) sequence: u64,
     pub(super) begin: Begin,
@@ -111,6 +113,7 @@ fn path(root: &Path) -> PathBuf {
 pub(super) struct Tail {
     file: File,
     half_bytes: usize,
+    nonce: u64,
     generation: u64,
     sequence: u64,
     /// Where the next record goes, in the half.
@@ -134,7 +137,9 @@ impl Tail {
             .write(true)
             .open(&path)
             .map_err(OpenError::io(&path, "opening the log's tail"))?;
-        Ok(Self { file, half_bytes, generation, sequence: 0, at: half_bytes, buffer: Vec::new() })
+        let nonce = rand::random();
+        let (sequence, at) = (0, half_bytes);
+        Ok(Self { file, half_bytes, nonce, generation, sequence, at, buffer: Vec::new() })
     }
 
     pub(super) fn generation(&self) -> u64 {
@@ -187,8 +192,8 @@ impl Tail {
         committed: Option<LogId>,
         (count, body): (u32, &[u8]),
     ) -> io::Result<()> {
-        let (generation, sequence) = (self.generation, self.sequence);
-        let head = Head { generation, sequence, begin, before, after, committed, count };
+        let Self { nonce, generation, sequence, .. } = *self;
+        let head = Head { generation, nonce, sequence, begin, before, after, committed, count };
         self.encode(&head, body);
         assert!(self.at + self.buffer.len() <= self.half_bytes, "a record outgrew its half");
         let at = (generation % 2) as usize * self.half_bytes + self.at;
@@ -210,13 +215,25 @@ pub(super) struct Generation {
     pub(super) has_hole: bool,
 }
 
+/// Refuses to make a tail anew where one holds something: the marker has forgotten it.
+pub(super) fn unused(root: &Path, half_bytes: usize) -> Result<(), OpenError> {
+    let used = |found: &Generation| found.has_hole || found.records.len() > 1;
+    match read(root, half_bytes)? {
+        Ok(found) if found.iter().any(used) => Err(OpenError::Quarantined {
+            dir: root.to_owned(),
+            why: "log.tail holds entries that log.marker does not know of".to_owned(),
+        }),
+        _ => Ok(()),
+    }
+}
+
 /// Reads what is readable, the older generation first; or says what the whole file lacks.
 pub(super) fn read(
     root: &Path,
     half_bytes: usize,
 ) -> Result<Result<Vec<Generation>, String>, OpenError> {
     let path = path(root);
-    let Some(bytes) = files::read(&path).map_err(OpenError::io(&path, "reading"))? else {
+    let Some(bytes) = read_synced(&path).map_err(OpenError::io(&path, "reading"))? else {
         let why = "log.tail is missing, so nothing shows that the log is whole";
         return Ok(Err(why.to_owned()));
     };
@@ -232,20 +249,49 @@ pub(super) fn read(
     Ok(Ok(found))
 }
 
+/// The whole file, as it is on the disk; what cannot be read is zeroes, of which the other copy may
+/// know better.
+fn read_synced(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    let file = match File::options().read(true).write(true).open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    // A process that was killed may have left in the system's cache what is not on the disk; it is
+    // about to go into sled, and must not be there and not here.
+    file.sync_data()?;
+    let len = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
+    let mut bytes = vec![0; len];
+    for (number, page) in bytes.chunks_mut(PAGE).enumerate() {
+        if let Err(error) = file.read_exact_at(page, (number * PAGE) as u64) {
+            tracing::warn!(%error, page = number, "a page of {} is not readable", path.display());
+            page.fill(0);
+        }
+    }
+    Ok(Some(bytes))
+}
+
 fn read_half(half: u64, first: &[u8], second: &[u8]) -> Option<Generation> {
     let at = |copy: &[u8], at: usize| copy.get(at..).and_then(decode);
-    let copies = [at(first, 0), at(second, 0)];
-    let number = copies.iter().flatten().map(|(record, _)| record.head.generation).max()?;
-    if number % 2 != half {
-        return None;
-    }
+    let ours = |record: &Record| record.head.generation % 2 == half;
+    let begins = [at(first, 0), at(second, 0)].into_iter().flatten().map(|(record, _)| record);
+    let begins = begins.filter(ours).max_by_key(|record| record.head.generation);
+    let Some(begins) = begins else {
+        // Neither copy of the first record: where others are there, it had been synced.
+        let pages = (0..first.len()).step_by(PAGE);
+        let any = pages.flat_map(|offset| [at(first, offset), at(second, offset)]).flatten();
+        let number = any.map(|(record, _)| record).filter(ours).map(|it| it.head.generation).max();
+        return number.map(|number| Generation { number, records: Vec::new(), has_hole: true });
+    };
+    let (number, nonce) = (begins.head.generation, begins.head.nonce);
     let mut records: Vec<Record> = Vec::new();
     let mut offset = 0;
     let mut repaired = 0;
     loop {
         let sequence = records.len() as u64;
         let fits = |(record, _): &(Record, usize)| {
-            (record.head.generation, record.head.sequence) == (number, sequence)
+            let Head { generation, nonce: of, sequence: nth, .. } = record.head;
+            (generation, of, nth) == (number, nonce, sequence)
         };
         let copies = [at(first, offset).filter(fits), at(second, offset).filter(fits)];
         repaired += usize::from(copies.iter().flatten().count() == 1);
@@ -258,7 +304,8 @@ fn read_half(half: u64, first: &[u8], second: &[u8]) -> Option<Generation> {
     }
     let expected = records.len() as u64;
     let is_later = |(record, _): (Record, usize)| {
-        record.head.generation == number && record.head.sequence > expected
+        let Head { generation, nonce: of, sequence, .. } = record.head;
+        (generation, of) == (number, nonce) && sequence > expected
     };
     let has_hole = (offset..first.len().max(second.len())).step_by(PAGE).any(|offset| {
         [first, second].into_iter().filter_map(|copy| at(copy, offset)).any(is_later)

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use super::chunk;
 use super::keeper::{Work, or_die};
 use super::tail::{Begin, Tail};
-use super::{Entry, LogId, TypeConfig, Vote};
+use super::{Entry, LogId, Stall, TypeConfig, Vote};
 use crate::raft::files::fatal;
 use crate::raft::identity::DataDir;
 use crate::raft::marker::Durable;
@@ -70,6 +70,7 @@ pub(super) struct Writer {
     waiting: Vec<Waiting>,
     /// Something was taken that has to be durable.
     unsynced: bool,
+    stall: Stall,
     _dir: DataDir,
 }
 
@@ -80,6 +81,7 @@ impl Writer {
         keeper: KeeperLink,
         (base, end, committed): (Option<LogId>, Durable, Option<LogId>),
         dir: DataDir,
+        stall: Stall,
     ) -> Self {
         let mut writer = Self {
             marked: tail.generation(),
@@ -93,6 +95,7 @@ impl Writer {
             count: 0,
             waiting: Vec::new(),
             unsynced: false,
+            stall,
             _dir: dir,
         };
         writer.begin(Begin::Fresh);
@@ -185,6 +188,7 @@ impl Writer {
         if !std::mem::take(&mut self.unsynced) {
             return;
         }
+        self.stall.begin();
         let (body, count) = (std::mem::take(&mut self.body), std::mem::take(&mut self.count));
         let (after, committed) = (self.after.clone(), self.committed);
         if self.tail.fits_at_all(body.len()) {
@@ -197,6 +201,7 @@ impl Writer {
         } else {
             self.directly(Work::Entries { body, after, committed });
         }
+        self.stall.end();
         for waiting in self.waiting.drain(..) {
             match waiting {
                 Waiting::Append(callback) => callback.io_completed(Ok(())),

@@ -1,0 +1,258 @@
+//! Disks that fill, fail and hang, under real nodes (SPEC M4).
+//!
+//! They need root: a small disk is a loop-mounted file, and failing and hanging system calls are
+//! `strace`'s. Where the machine forbids it, the tests say `SKIPPED` by name.
+
+mod support;
+
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use reqwest::Method;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+use support::api::Outcome;
+use support::cluster::{Arena, Cluster, Options};
+use support::session::Prefix;
+
+const SECOND: Duration = Duration::from_secs(1);
+const MIB: u64 = 1 << 20;
+
+/// Waits until `met` answers something.
+async fn until<T>(what: &str, within: Duration, mut met: impl AsyncFnMut() -> Option<T>) -> T {
+    let end = Instant::now() + within;
+    loop {
+        if let Some(found) = met().await {
+            return found;
+        }
+        assert!(Instant::now() < end, "{what}: not within {within:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// A client of one node alone.
+fn only(cluster: &Cluster, node: usize) -> Prefix {
+    let api = cluster.api();
+    Prefix::new(api.through(vec![cluster.nodes[node].base()]), "faults")
+}
+
+/// Writes rows through a node; all are taken.
+async fn write(prefix: &Prefix, numbers: Range<usize>) {
+    for number in numbers {
+        let request = prefix.create(&format!("demo:row-{number}"), &json!({ "n": number }));
+        assert_eq!(prefix.write(0, request).await.status, 200, "row {number}");
+    }
+}
+
+/// One attempt at a row.
+async fn attempt(prefix: &Prefix, row: &str) -> Outcome {
+    let request = prefix.create(&format!("demo:{row}"), &json!(1)).key(row);
+    prefix.api.call(0, &request.once(3 * SECOND)).await
+}
+
+/// Whether a node has a row, as far as it has applied.
+async fn has(prefix: &Prefix, number: usize) -> bool {
+    let path = format!("checkpoints/demo:row-{number}?consistency=local");
+    let request = prefix.request(Method::GET, &path).once(3 * SECOND);
+    matches!(prefix.api.call(0, &request).await, Outcome::Answered(answer) if answer.status == 200)
+}
+
+// ----------------------------------------------------------------------------------- a small disk
+
+/// A file system of its own in a file.
+struct SmallDisk {
+    at: PathBuf,
+}
+
+impl SmallDisk {
+    fn mount(root: &Path, bytes: u64) -> Result<Self, String> {
+        let (image, at) = (root.join("disk.image"), root.join("disk"));
+        fs::File::create(&image).and_then(|file| file.set_len(bytes)).unwrap();
+        fs::create_dir_all(&at).unwrap();
+        let run = |command: &mut Command| {
+            let done = command.output().map_err(|error| format!("{command:?}: {error}"))?;
+            let said = String::from_utf8_lossy(&done.stderr).into_owned();
+            if done.status.success() { Ok(()) } else { Err(format!("{command:?}: {said}")) }
+        };
+        run(Command::new("mkfs.ext4").args(["-q", "-F", "-m", "0"]).arg(&image))?;
+        run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&at))?;
+        Ok(Self { at })
+    }
+
+    /// Writes until nothing more goes in.
+    fn fill(&self) -> PathBuf {
+        let path = self.at.join("junk");
+        let file = fs::File::create(&path).unwrap();
+        for piece in [8 * MIB, MIB, 4096] {
+            loop {
+                let at = file.metadata().unwrap().len();
+                let flags = rustix::fs::FallocateFlags::empty();
+                if rustix::fs::fallocate(&file, flags, at, piece).is_err() {
+                    break;
+                }
+            }
+        }
+        path
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.at).status();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn case_r15_a_leader_whose_disk_fills_hands_over_and_heals_without_a_restart() {
+    let mut disk = None;
+    let arena = Arena::enter().await;
+    let options = Options::nodes(3).lease("2s");
+    let root = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    match SmallDisk::mount(root.path(), 256 * MIB) {
+        Ok(mounted) => disk = Some(mounted),
+        Err(why) => eprintln!("SKIPPED case_r15: no small disk on this machine: {why}"),
+    }
+    let Some(disk) = disk else { return };
+    let at = disk.at.join("n1");
+    let mut cluster = Cluster::start_prepared(&options, arena, |cluster| {
+        let _ = fs::remove_dir_all(&at);
+        cluster.nodes[0].dir = at.clone();
+        cluster.nodes[0].env = vec![("BOTMESH_DISK_LOW_WATER".to_owned(), "48MiB".to_owned())];
+    })
+    .await;
+    // The founder leads; it is the one on the small disk.
+    assert_eq!(cluster.leader().await, 0);
+    let pid = cluster.nodes[0].pid();
+    let [first, second, third] = [0, 1, 2].map(|node| only(&cluster, node));
+    write(&first, 0..50).await;
+
+    let junk = disk.fill();
+    until("another leads", 15 * SECOND, async || (cluster.leader().await != 0).then_some(())).await;
+    // Service goes on through the others, and the full one says why it refuses.
+    write(&second, 50..250).await;
+    write(&third, 250..300).await;
+    let refused =
+        until("n1 refuses", 15 * SECOND, async || match attempt(&first, "refused").await {
+            Outcome::NotExecuted { why } => Some(why),
+            _ => None,
+        })
+        .await;
+    assert!(refused.contains("nearly full"), "{refused}");
+
+    fs::remove_file(junk).unwrap();
+    until("n1 has caught up", 30 * SECOND, async || has(&first, 299).await.then_some(())).await;
+    assert_eq!(cluster.nodes[0].pid(), pid, "it healed without a restart");
+    write(&first, 300..320).await;
+    cluster.states_are_equal().await;
+    cluster.kill_all();
+    drop(disk);
+}
+
+// -------------------------------------------------------------------------- failing system calls
+
+/// `strace` that makes calls of a process fail or hang.
+struct Tampering {
+    child: Child,
+}
+
+impl Tampering {
+    async fn attach(pid: u32, inject: &str, said: &Path) -> Result<Self, String> {
+        let child = Command::new("strace")
+            .args(["-f", "-qq", "-e", "trace=fdatasync", "-e", inject, "-o", "/dev/null"])
+            .args(["-p", &pid.to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(fs::File::create(said).unwrap())
+            .spawn()
+            .map_err(|error| error.to_string())?;
+        let mut tampering = Self { child };
+        let tracer = || {
+            let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            let line = status.lines().find(|line| line.starts_with("TracerPid:"));
+            line.is_some_and(|line| !line.ends_with("\t0"))
+        };
+        let end = Instant::now() + 10 * SECOND;
+        while !tracer() {
+            if tampering.child.try_wait().unwrap().is_some() || Instant::now() > end {
+                return Err(fs::read_to_string(said).unwrap_or_default());
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        Ok(tampering)
+    }
+}
+
+impl Drop for Tampering {
+    fn drop(&mut self) {
+        if let Some(pid) = Pid::from_raw(self.child.id().cast_signed()) {
+            let _ = kill_process(pid, Signal::INT);
+        }
+        let _ = self.child.wait();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn case_r23_a_failed_sync_ends_the_process_and_nothing_after_it_was_acknowledged() {
+    let mut cluster = Cluster::start(Options::nodes(1)).await;
+    let prefix = only(&cluster, 0);
+    write(&prefix, 0..20).await;
+    let (pid, said) = (cluster.nodes[0].pid(), cluster.root().join("strace.said"));
+    let inject = "inject=fdatasync:error=EIO:when=9";
+    let tampering = match Tampering::attach(pid, inject, &said).await {
+        Ok(tampering) => tampering,
+        Err(why) => {
+            eprintln!("SKIPPED case_r23: calls cannot be made to fail on this machine: {why}");
+            return;
+        }
+    };
+    let mut written = 20;
+    let end = Instant::now() + 20 * SECOND;
+    while cluster.nodes[0].ended().is_none() {
+        assert!(Instant::now() < end, "the process goes on after a failed sync");
+        if let Outcome::Answered(answer) = attempt(&prefix, &format!("row-{written}")).await {
+            assert_eq!(answer.status, 200);
+            written += 1;
+        }
+    }
+    drop(tampering);
+    let printed = cluster.nodes[0].printed();
+    assert!(printed.contains("nothing after this was acknowledged"), "{printed}");
+
+    cluster.restart(0).await;
+    for number in 0..written {
+        assert!(has(&prefix, number).await, "row {number} of {written} was acknowledged");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn case_r16_a_leader_whose_disk_hangs_hands_leadership_on() {
+    let cluster = Cluster::start(Options::nodes(3).lease("4s")).await;
+    let leader = cluster.leader().await;
+    write(&only(&cluster, leader), 0..20).await;
+    let was = cluster.node_id(leader).await;
+    let (pid, said) = (cluster.nodes[leader].pid(), cluster.root().join("strace.said"));
+    let inject = "inject=fdatasync:delay_enter=60000000";
+    let tampering = match Tampering::attach(pid, inject, &said).await {
+        Ok(tampering) => tampering,
+        Err(why) => {
+            eprintln!("SKIPPED case_r16: calls cannot be made to hang on this machine: {why}");
+            return;
+        }
+    };
+    let others = [1, 2].map(|next| only(&cluster, (leader + next) % 3));
+    let began = Instant::now();
+    // Its own renewals make the disk show itself; this is sooner.
+    let _ = attempt(&others[0], "first").await;
+    until("another leads", 20 * SECOND, async || {
+        let status = cluster.status((leader + 1) % 3).await?;
+        status["leader"].as_u64().filter(|leads| *leads != was)
+    })
+    .await;
+    println!("another leads after {:?}", began.elapsed());
+    write(&others[0], 20..70).await;
+    write(&others[1], 70..120).await;
+    drop(tampering);
+}
