@@ -79,6 +79,9 @@ fn ahead(own: (NodeId, Option<LogId>), others: &[(NodeId, Option<LogId>)]) -> u3
 
 /// Elects another leader in the place of the one that has this vote.
 pub(super) async fn run(member: &Member, dead: Vote) {
+    if member.room.is_short() {
+        return; // It would have nowhere to write what it would lead.
+    }
     let first = Pace::of(member.timing.heartbeat);
     let mut attempt = 0;
     let began = member.clock.now();
