@@ -114,7 +114,7 @@ impl Ctx {
 
     /// Whether this turn may still act. For long work; every call that acts asks by itself.
     pub fn check(&self) -> Result<(), ReplyError> {
-        self.scope.check().map_err(|reason| ReplyError::LeaseLost { reason })
+        self.scope.check().map_err(|reason| self.scope.lost_reply(reason))
     }
 
     /// Replies in this chat, in order. With durability it leaves with the commit that ends the

@@ -21,8 +21,10 @@ pub type SharedError = Arc<dyn std::error::Error + Send + Sync>;
 #[non_exhaustive]
 pub enum ReplyError {
     /// The turn is lost: another replica may answer this chat now.
-    #[error("the turn for this chat is lost ({reason:?}); stop working on this message")]
+    #[error("the turn of {chat} is lost ({reason:?}); stop working on this message")]
     LeaseLost {
+        /// The chat.
+        chat: String,
         /// Why.
         reason: LostReason,
     },
@@ -108,7 +110,7 @@ impl ConvoError {
 impl From<ReplyError> for ConvoError {
     fn from(error: ReplyError) -> Self {
         match error {
-            ReplyError::LeaseLost { reason } => Self::LeaseLost { reason },
+            ReplyError::LeaseLost { reason, .. } => Self::LeaseLost { reason },
             error => Self::Send(error),
         }
     }

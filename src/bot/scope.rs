@@ -184,6 +184,11 @@ impl Scope {
         self.turn.check()
     }
 
+    /// The error of what was to be said under a turn that is lost.
+    pub(crate) fn lost_reply(&self, reason: LostReason) -> ReplyError {
+        ReplyError::LeaseLost { chat: self.chat().to_string(), reason }
+    }
+
     /// In whose name writes of this turn are made.
     pub(crate) fn authority(&self) -> Authority<'_> {
         if self.runtime.fenced_store { Authority::Turn(&self.turn) } else { Authority::Nobody }
@@ -251,7 +256,7 @@ impl Scope {
 
     /// Says something under a stable id.
     pub(crate) async fn send(&self, id: String, text: String) -> Result<(), ReplyError> {
-        self.check().map_err(|reason| ReplyError::LeaseLost { reason })?;
+        self.check().map_err(|reason| self.lost_reply(reason))?;
         if text.len() > VALUE_BYTES_MAX / 2 {
             return Err(ReplyError::TooLarge { bytes: text.len(), max: VALUE_BYTES_MAX / 2 });
         }
@@ -303,7 +308,7 @@ impl Scope {
         delivery: &Delivery,
     ) -> Result<(), ReplyError> {
         for attempt in 0.. {
-            self.check().map_err(|reason| ReplyError::LeaseLost { reason })?;
+            self.check().map_err(|reason| self.lost_reply(reason))?;
             let error = match outbox::hand_over(&self.runtime, provider, delivery).await {
                 Ok(_) => return Ok(()),
                 Err(error) => error,

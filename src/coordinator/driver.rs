@@ -189,30 +189,32 @@ async fn serve(shared: &Arc<Shared>, opened: Opened, namesakes: &mut Namesakes) 
     };
     let Some(reason) = ended else {
         session.tenure.end(LostReason::SteppedDown);
-        close(shared, incarnation, Duration::from_secs(5)).await;
+        let closing = Command::CloseSession { session: incarnation };
+        close(shared, closing, Duration::from_secs(5)).await;
         return After::Stop;
     };
     tracing::warn!(prefix = %shared.prefix, %incarnation, ?reason, "session lost; opening another");
     shared.enter(Phase::Opening);
     shared.tell(CoordinatorEvent::Lost { incarnation, reason });
     // Others need not wait for the lease to run out. No harm where it comes late: it names only
-    // this incarnation.
-    close(shared, incarnation, lease / 3).await;
+    // this incarnation. What it was sending when it was lost is in doubt, as if it had died.
+    let giving_up = Command::GiveUpSession { session: incarnation };
+    close(shared, giving_up, lease / 3).await;
     After::Reopen
 }
 
 /// Closes a session as well as can be: what is not closed expires.
-async fn close(shared: &Shared, session: Incarnation, within: Duration) {
+async fn close(shared: &Shared, closing: Command, within: Duration) {
     let deadline = shared.clock.now() + within;
     loop {
-        let closing = shared.execute(Command::CloseSession { session }, deadline);
+        let asked = shared.execute(closing.clone(), deadline);
         let answer = tokio::select! {
-            answer = closing => answer,
+            answer = asked => answer,
             () = shared.clock.sleep_until(deadline) => return,
         };
         match answer {
             Ok(_) => return,
-            Err(fault) => tracing::debug!(%session, %fault, "closing the session failed"),
+            Err(fault) => tracing::debug!(?closing, %fault, "closing the session failed"),
         }
         shared.clock.sleep_until((shared.clock.now() + PAUSE_MAX).min(deadline)).await;
         if shared.clock.now() >= deadline {
@@ -478,6 +480,7 @@ async fn requeue(shared: &Shared, session: &Arc<Session>, lease: Duration, queue
 /// Releases or withdraws one ticket; asks until there is an answer (SPEC E4).
 async fn release(shared: &Shared, session: Incarnation, lease: Duration, returned: Returned) {
     let Returned { ticket, granted, answer } = returned;
+    let key = granted.as_ref().map(|(queue, _)| queue.name.clone());
     let prefix = shared.prefix.clone();
     let command = match granted {
         // Under its fence, so that asking again never ends a later grant of the same ticket
@@ -503,7 +506,8 @@ async fn release(shared: &Shared, session: Incarnation, lease: Duration, returne
             }
         }
     };
-    let outcome = released(ticket, &reply);
+    let key = key.unwrap_or_else(|| format!("ticket {ticket}"));
+    let outcome = released(ticket, key, &reply);
     if let Some(answer) = answer {
         // Whoever asked may have stopped waiting.
         let _ = answer.send(outcome);
@@ -511,10 +515,10 @@ async fn release(shared: &Shared, session: Incarnation, lease: Duration, returne
 }
 
 /// What the answer to a release means: whatever says that it is not held is success.
-fn released(ticket: TicketId, reply: &Reply) -> Result<(), CoordinationError> {
+fn released(ticket: TicketId, key: String, reply: &Reply) -> Result<(), CoordinationError> {
     match reply {
         Reply::SessionExpired | Reply::Refused(Refusal::SessionExpired) => {
-            Err(CoordinationError::LeaseLost { reason: LostReason::Expired })
+            Err(CoordinationError::LeaseLost { key, reason: LostReason::Expired })
         }
         Reply::Done
         | Reply::Committed(_)

@@ -447,7 +447,8 @@ impl Coordinator for GroupCoordinator {
         let granted = tokio::select! {
             biased;
             granted = place.granted() => {
-                granted.map_err(|reason| CoordinationError::LeaseLost { reason })?
+                let key = place.queue.name.clone();
+                granted.map_err(|reason| CoordinationError::LeaseLost { key, reason })?
             }
             () = self.shared.clock.sleep_until(until) => {
                 return Err(self.shared.unavailable(&place.queue, place.since));
@@ -536,8 +537,8 @@ impl Coordinator for GroupCoordinator {
         let Some(mut place) = self.shared.take(queue, true, deadline).await? else {
             return Ok(None);
         };
-        let granted =
-            place.granted().await.map_err(|reason| CoordinationError::LeaseLost { reason })?;
+        let lost = |reason| CoordinationError::LeaseLost { key: name.to_owned(), reason };
+        let granted = place.granted().await.map_err(lost)?;
         Ok(Some(lead(name, &place, granted.grant)))
     }
 

@@ -269,12 +269,13 @@ macro_rules! guard {
             pub async fn release(self) -> Result<(), CoordinationError> {
                 let (answer, answered) = oneshot::channel();
                 self.give_back(Some(answer));
-                let tenure = self.tenure.clone();
+                let (tenure, key) = (self.tenure.clone(), self.queue.name.clone());
                 drop(self);
                 match answered.await {
                     Ok(answer) => answer,
                     // The session ended first, and this with it.
                     Err(_) => Err(CoordinationError::LeaseLost {
+                        key,
                         reason: tenure.end(LostReason::Expired),
                     }),
                 }

@@ -73,8 +73,10 @@ pub enum CoordinationError {
         advice: String,
     },
     /// The session is gone, and all it held.
-    #[error("the lease was lost ({reason:?}); work under it must stop")]
+    #[error("the lease under which {key} was held is lost ({reason:?}); work under it must stop")]
     LeaseLost {
+        /// The chat or lead.
+        key: String,
         /// Why.
         reason: LostReason,
     },

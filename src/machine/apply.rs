@@ -101,13 +101,12 @@ impl Machine {
                 self.open_session(prefix, *kind, replica, *node, *lease_ms, effects)
             }
             Command::RenewSession { session, seq } => self.renew_session(*session, *seq, effects),
-            Command::CloseSession { session } => match self.tables.sessions.contains(session) {
-                true => {
-                    self.end_session(*session, EndReason::Closed, effects);
-                    Reply::Done
-                }
-                false => Reply::SessionExpired,
-            },
+            Command::CloseSession { session } => {
+                self.end_if_live(*session, EndReason::Closed, effects)
+            }
+            Command::GiveUpSession { session } => {
+                self.end_if_live(*session, EndReason::Expired, effects)
+            }
             Command::ExpireSession { session, seq } => self.expire(*session, *seq, effects),
             Command::TakeTicket { session, queue, if_free } => {
                 self.take_ticket(*session, queue, *if_free, effects)

@@ -484,4 +484,10 @@ pub enum Command {
         /// Where both keys have a row, the new key's stays and the old one's goes.
         keep_new: bool,
     },
+    /// Ends a session whose holder gave it up: it counts as expired, for what it sent last may have
+    /// arrived or not → `Done` or `SessionExpired`.
+    GiveUpSession {
+        /// Which.
+        session: Incarnation,
+    },
 }

@@ -138,6 +138,20 @@ impl Machine {
         Reply::Done
     }
 
+    /// Ends a session by its holder's own word.
+    pub(super) fn end_if_live(
+        &mut self,
+        session: Incarnation,
+        reason: EndReason,
+        effects: &mut Vec<Effect>,
+    ) -> Reply {
+        if !self.tables.sessions.contains(&session) {
+            return Reply::SessionExpired;
+        }
+        self.end_session(session, reason, effects);
+        Reply::Done
+    }
+
     /// Ends a live session.
     pub(super) fn end_session(
         &mut self,

@@ -13,6 +13,7 @@ pub(super) fn lane_of(command: &Command, lanes: u16) -> u16 {
         Command::OpenSession { prefix, replica, .. } => (prefix, replica).hash(&mut hasher),
         Command::RenewSession { session, .. }
         | Command::CloseSession { session }
+        | Command::GiveUpSession { session }
         | Command::ExpireSession { session, .. }
         | Command::TakeTicket { session, .. }
         | Command::Release { session, .. }

@@ -149,6 +149,32 @@ async fn g3_a_send_in_flight_at_a_crash_follows_on_unknown() {
     }
 }
 
+/// A replica that gives its session up while a send is in flight: whoever has the outbox next cannot
+/// know whether it arrived, as after a crash.
+#[tokio::test]
+async fn g3_a_send_in_flight_as_a_lease_is_given_up_follows_on_unknown() {
+    for (on_unknown, resent) in [(OnUnknown::Resend, 1), (OnUnknown::Drop, 0)] {
+        let mut bots = Bots::new();
+        let make = |bot| demo::flows(bot).on_unknown(on_unknown);
+        let a = bots.start(make).await;
+        let b = bots.start(make).await;
+        a.provider.lose_next_answer();
+        let ann = a.provider.user("ann");
+        ann.says("1").await.hears("echo: 1").await;
+        // The process was asleep past its lease and wakes up before the group has ended its session.
+        let incarnation = botmesh::coordinator::Coordinator::incarnation(&a.coordinator);
+        let session = incarnation.unwrap();
+        let give_up = botmesh::machine::Command::GiveUpSession { session };
+        let group = bots.hub.as_group();
+        group.execute(give_up, botmesh::clock::BootInstant::never()).await.unwrap();
+        bots.pass(std::time::Duration::from_secs(1)).await;
+        let ann = b.provider.user("ann");
+        ann.says("2").await.hears("echo: 2").await;
+        assert_eq!(ann.heard_texts(), ["echo: 1", "echo: 2"]);
+        assert_eq!(b.provider.resent(), resent, "{on_unknown:?}");
+    }
+}
+
 fn figure(bot: &Bot, name: &str, label: &str) -> u64 {
     let labelled = |found: &Figure| found.label.as_ref().map_or("", |label| &label.1) == label;
     let found = bot.figures().into_iter().find(|found| found.name == name && labelled(found));

@@ -171,7 +171,7 @@ async fn e3_an_answer_after_giving_up_changes_nothing() {
     settle().await;
     assert_eq!(held.check(), Err(LostReason::Expired));
     assert_eq!(held.valid_until(), until, "it was not extended");
-    let closes = |command: &Command| matches!(command, Command::CloseSession { .. });
+    let closes = |command: &Command| matches!(command, Command::GiveUpSession { .. });
     assert_eq!(a.asked(closes).len(), 1, "the session was closed");
     assert!(look(&hub, |machine| machine.session(old).is_none()), "others need not wait");
     assert!(replica.incarnation().is_some_and(|new| new > old));
@@ -387,7 +387,7 @@ async fn a3_a_replica_does_not_take_itself_for_another() {
     let late = gate();
     let held = late.clone();
     a.faults(move |command| match command {
-        Command::RenewSession { session, .. } | Command::CloseSession { session }
+        Command::RenewSession { session, .. } | Command::GiveUpSession { session }
             if *session == mine =>
         {
             Some(Fault::Hold(held.clone()))

@@ -296,6 +296,7 @@ async fn b10_a_turn_that_stayed_ends_with_its_session() {
     at_work.keep(0);
     let fault = holder.wait_turn(&mut local, BootInstant::never()).await.unwrap_err();
     assert!(matches!(fault, CoordinationError::LeaseLost { .. }), "{fault}");
+    assert!(fault.to_string().contains(&chat("c").to_string()), "it names the chat: {fault}");
     assert!(now(&other, &mut next).await.is_none(), "not before its lease ended");
     pass(&clock, SECOND * 2).await;
     let theirs = wait(&other, &mut next).await;

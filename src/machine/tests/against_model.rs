@@ -153,7 +153,10 @@ fn turns(model: &Model) -> BoxedStrategy<Command> {
         1 => processes().prop_map(|process| Command::DeclareDead { process }),
         2 => (sessions(model), seqs)
             .prop_map(|(session, seq)| Command::RenewSession { session, seq }),
-        1 => sessions(model).prop_map(|session| Command::CloseSession { session }),
+        1 => (sessions(model), any::<bool>()).prop_map(|(session, lost)| match lost {
+            true => Command::GiveUpSession { session },
+            false => Command::CloseSession { session },
+        }),
         1 => (sessions(model), 0..2_u64)
             .prop_map(|(session, seq)| Command::ExpireSession { session, seq }),
         5 => (sessions(model), queues(), any::<bool>())

@@ -130,10 +130,12 @@ impl Model {
                 self.open(*kind, replica, *lease_ms)
             }
             Command::RenewSession { session, seq } => self.renew(*session, *seq),
-            Command::CloseSession { session } => match self.life(*session).is_some() {
-                true => self.end(*session),
-                false => Reply::SessionExpired,
-            },
+            Command::CloseSession { session } | Command::GiveUpSession { session } => {
+                match self.life(*session).is_some() {
+                    true => self.end(*session),
+                    false => Reply::SessionExpired,
+                }
+            }
             Command::ExpireSession { session, seq } => {
                 match self.life(*session).is_some_and(|life| life.seq == *seq) {
                     true => self.end(*session),
