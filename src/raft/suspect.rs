@@ -262,7 +262,11 @@ pub(crate) async fn watch(member: Arc<Member>) {
         tokio::select! {
             () = over(&member, vote) => {}
             never = stay(&member, vote) => match never {},
-            () = enough(&member, vote) => campaign::run(&member, vote).await,
+            () = enough(&member, vote) => {
+                campaign::run(&member, vote).await;
+                // One that may not campaign leaves it to the others, and does not come back to it.
+                over(&member, vote).await;
+            }
         }
     }
 }
