@@ -4,8 +4,13 @@
 #![allow(clippy::unwrap_used, unreachable_pub, reason = "a test panics on what it did not expect")]
 
 mod bot {
+    #[path = "../support/bot_api.rs"]
+    pub mod bot_api;
+    #[path = "../support/graph_api.rs"]
+    pub mod graph_api;
     pub mod support;
 
+    mod conform;
     mod conversations;
     mod dialogue;
     mod durability;
@@ -14,9 +19,11 @@ mod bot {
     mod jobs;
     mod kept;
     mod life;
+    mod meta;
     mod order_flow;
     mod rekey;
     mod sticky;
+    mod telegram;
     mod transports;
     mod webhook;
 }

@@ -356,6 +356,8 @@ impl BotBuilder {
             watch: Watch::new(carriers.settle),
             on_unknown: self.on_unknown,
             leads: watch::channel(BTreeMap::new()).0,
+            connected: watch::channel(BTreeMap::new()).0,
+            parting: parking_lot::Mutex::default(),
             events: Emitter::new(),
             chats: Chats::default(),
             intake: Intake::new(),

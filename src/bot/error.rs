@@ -305,6 +305,16 @@ pub enum RuntimeError {
         /// What it returned.
         source: SharedError,
     },
+    /// A part of what came in was not acceptable and was left out; the rest was handled.
+    #[error("provider {provider}: {at} was left out: {why}; what came with it was handled")]
+    Item {
+        /// The provider's id.
+        provider: String,
+        /// Where it stood.
+        at: String,
+        /// Why.
+        why: String,
+    },
     /// A provider ended.
     #[error("provider {provider} ended: {why}; it is started again in a few seconds")]
     Provider {

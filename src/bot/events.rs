@@ -12,7 +12,8 @@ use super::error::RuntimeError;
 use super::handover::HandoverOutcome;
 use super::metrics::Counts;
 use crate::coordinator::LostReason;
-use crate::types::{Fence, Incarnation, TicketId};
+use crate::provider::Receipt;
+use crate::types::{ChatKey, Fence, Incarnation, TicketId};
 
 /// Why this replica does not lead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -90,6 +91,19 @@ pub enum Event {
         /// How often it was run.
         attempts: u32,
     },
+    /// A reply came further: sent, delivered, read. Each step is told of once, by one replica, and
+    /// none after a later one.
+    Receipt {
+        /// Of which reply, and how far it came.
+        receipt: Receipt,
+    },
+    /// A chat goes on under another id, as its provider says.
+    ChatMoved {
+        /// Its key until now.
+        from: ChatKey,
+        /// Its key from now on.
+        to: ChatKey,
+    },
     /// Something failed; the bot goes on.
     Error {
         /// The chat's canonical string, where there is one.
@@ -137,6 +151,10 @@ impl Emitter {
             Event::JobGivenUp { id, due_ms, attempts } => {
                 tracing::error!(job = %id, due_ms, attempts, "occurrence of a job given up");
             }
+            Event::Receipt { receipt } => tracing::debug!(
+                chat = %receipt.chat, sent = %receipt.sent, state = ?receipt.state, "receipt"
+            ),
+            Event::ChatMoved { from, to } => tracing::info!(%from, %to, "chat has another id"),
             Event::Error { key, error } => {
                 let key = key.as_deref().unwrap_or("");
                 tracing::error!(%key, %error, "error");

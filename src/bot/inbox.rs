@@ -6,19 +6,21 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, oneshot};
 
+use super::error::RuntimeError;
+use super::events::Event;
 use super::runtime::{Phase, Runtime};
 use super::turns;
 use crate::clock::BootInstant;
-use crate::coordinator::{Admission, Admit, CoordinationError};
-use crate::provider::{DeliverError, Delivered, Inbox};
-use crate::store::{RekeyError, Taken};
+use crate::coordinator::{Admission, Admit, CoordinationError, Lead};
+use crate::provider::{BadItem, DeliverError, Delivered, Inbox, Notice};
+use crate::store::{Authority, Consistency, Expect, Op, RekeyError, RowKey, Table, Taken};
 use crate::types::{ChatKey, Message, TicketId, VALUE_BYTES_MAX};
 
 /// Deliveries waiting for their admission.
@@ -141,39 +143,135 @@ fn unavailable(why: impl Into<String>) -> DeliverError {
 /// What providers deliver to.
 pub(crate) struct BotInbox {
     pub(crate) runtime: Arc<Runtime>,
+    /// In whose name an elected provider delivers. Weak: the guard's end is not its provider's to
+    /// put off, and once it is gone what is delivered late is refused (SPEC D6).
+    pub(crate) lead: Option<Weak<Lead>>,
 }
 
 #[async_trait]
 impl Inbox for BotInbox {
     async fn deliver(&self, messages: Vec<Message>) -> Result<Vec<Delivered>, DeliverError> {
-        if self.runtime.phase() > Phase::Open {
-            return Err(unavailable("this replica is stopping; ask another"));
+        let admits = self.check(&messages)?;
+        let lead = self.lead()?;
+        match lead {
+            _ if !self.runtime.durable => self.deliver_in_memory(messages).await,
+            Some(lead) => self.admit_under(&lead, admits, None).await,
+            None => self.admit(admits).await,
         }
-        for message in &messages {
-            if message.kind.starts_with(OWN_KINDS) {
-                let why = format!("the kind {:?} is the bot's own", message.kind);
-                return Err(DeliverError::Invalid { id: message.id.clone(), why });
-            }
+    }
+
+    async fn deliver_past(
+        &self,
+        provider: &str,
+        messages: Vec<Message>,
+        cursor: Vec<u8>,
+    ) -> Result<Vec<Delivered>, DeliverError> {
+        let admits = self.check(&messages)?;
+        let lead = self.lead()?;
+        let row = cursor_of(provider);
+        if let Some(lead) = lead.filter(|_| self.runtime.durable) {
+            return self.admit_under(&lead, admits, Some((row, cursor))).await;
         }
-        let admits = messages.iter().map(admit).collect::<Result<Vec<_>, _>>()?;
-        if !self.runtime.durable {
-            return self.deliver_in_memory(messages).await;
-        }
-        let (answer, answered) = oneshot::channel();
-        let intake = &self.runtime.intake.sender;
-        intake
-            .try_send(Waiting { messages: admits, answer })
-            .map_err(|_| unavailable(format!("{WAITING_MAX} deliveries wait already")))?;
-        // The task drops an answer only where it ends: nothing of it was admitted then.
-        answered.await.unwrap_or_else(|_| Err(unavailable("this replica is stopping")))
+        let delivered = match self.runtime.durable {
+            true => self.admit(admits).await?,
+            false => self.deliver_in_memory(messages).await?,
+        };
+        // What was taken is known by its id, where this fails and it comes again.
+        let put = Op::Put { row, value: cursor, expect: Expect::Any, ttl_ms: None };
+        let written = self.runtime.store.commit(Authority::Nobody, vec![put]).await;
+        written.map_err(|error| unavailable(error.to_string()))?;
+        Ok(delivered)
+    }
+
+    async fn cursor(&self, provider: &str) -> Result<Option<Vec<u8>>, DeliverError> {
+        let found = self.runtime.store.read(&cursor_of(provider), Consistency::Linearizable).await;
+        let row = found.map_err(|error| unavailable(error.to_string()))?;
+        Ok(row.map(|row| row.value))
     }
 
     async fn rekey(&self, from: &ChatKey, to: &ChatKey, taken: Taken) -> Result<(), RekeyError> {
         self.runtime.store.rekey(from, to, taken).await
     }
+
+    fn notice(&self, provider: &str, notice: Notice) {
+        let events = &self.runtime.events;
+        let provider = provider.to_owned();
+        match notice {
+            Notice::Bad(BadItem { at, why }) => {
+                events.error(None, RuntimeError::Item { provider, at, why });
+            }
+            Notice::Unknown { kind } => {
+                tracing::debug!(%provider, %kind, "an event of a kind that nobody handles");
+                events.counts.unknown(provider);
+            }
+            Notice::Receipt(receipt) => events.emit(Event::Receipt { receipt }),
+            Notice::Moved { from, to } => events.emit(Event::ChatMoved { from, to }),
+        }
+    }
+
+    fn connected(&self, provider: &str, connected: bool) {
+        // One that is no longer the leader's says nothing of the leader's connection.
+        if self.lead().is_ok() {
+            self.runtime.connected(provider, connected);
+        }
+    }
+}
+
+/// Where an exclusive transport's cursor is kept.
+fn cursor_of(provider: &str) -> RowKey {
+    RowKey::new(Table::Kv, format!("botmesh.cursor:{provider}"))
 }
 
 impl BotInbox {
+    /// The messages as they are journaled, where all are acceptable and the bot takes any.
+    fn check(&self, messages: &[Message]) -> Result<Vec<Admit>, DeliverError> {
+        if self.runtime.phase() > Phase::Open {
+            return Err(unavailable("this replica is stopping; ask another"));
+        }
+        for message in messages {
+            if message.kind.starts_with(OWN_KINDS) {
+                let why = format!("the kind {:?} is the bot's own", message.kind);
+                return Err(DeliverError::Invalid { id: message.id.clone(), why });
+            }
+        }
+        messages.iter().map(admit).collect()
+    }
+
+    /// The lead it delivers in the name of, where it needs one.
+    fn lead(&self) -> Result<Option<Arc<Lead>>, DeliverError> {
+        let Some(lead) = &self.lead else { return Ok(None) };
+        let held = lead.upgrade().filter(|lead| lead.check().is_ok());
+        held.map(Some).ok_or(DeliverError::Deposed)
+    }
+
+    async fn admit(&self, messages: Vec<Admit>) -> Result<Vec<Delivered>, DeliverError> {
+        let (answer, answered) = oneshot::channel();
+        let intake = &self.runtime.intake.sender;
+        intake
+            .try_send(Waiting { messages, answer })
+            .map_err(|_| unavailable(format!("{WAITING_MAX} deliveries wait already")))?;
+        // The task drops an answer only where it ends: nothing of it was admitted then.
+        answered.await.unwrap_or_else(|_| Err(unavailable("this replica is stopping")))
+    }
+
+    /// An admission of its own: what comes through one connection has nothing to gather with.
+    async fn admit_under(
+        &self,
+        lead: &Lead,
+        messages: Vec<Admit>,
+        cursor: Option<(RowKey, Vec<u8>)>,
+    ) -> Result<Vec<Delivered>, DeliverError> {
+        let since = self.runtime.clock.now();
+        match self.runtime.coordinator.admit_under(lead, messages, cursor).await {
+            Ok(admissions) => {
+                self.runtime.intake.waits(admissions.iter().filter_map(waiting), since);
+                admissions.into_iter().map(|one| delivered(&self.runtime, one)).collect()
+            }
+            Err(CoordinationError::LeaseLost { .. }) => Err(DeliverError::Deposed),
+            Err(error) => Err(unavailable(error.to_string())),
+        }
+    }
+
     async fn deliver_in_memory(
         &self,
         messages: Vec<Message>,

@@ -25,7 +25,7 @@ pub struct Figure {
 }
 
 /// Name, label, words.
-const FAMILIES: [(&str, Option<&str>, &str); 8] = [
+const FAMILIES: [(&str, Option<&str>, &str); 9] = [
     ("dead_letters", None, "Messages given up after their last attempt"),
     ("duplicates", Some("body"), "Messages whose id was seen before, by whether the body was, too"),
     ("errors", None, "Errors reported"),
@@ -34,6 +34,7 @@ const FAMILIES: [(&str, Option<&str>, &str); 8] = [
     ("lease_lost", Some("reason"), "Rights to act lost, by reason"),
     ("replica_id_shared", None, "Other live processes found under this replica id"),
     ("sends_unknown", None, "Replies of which it is unknown whether they arrived"),
+    ("unknown_events", Some("provider"), "Events of a kind that nobody handles, by provider"),
 ];
 
 /// See the module.
@@ -75,6 +76,10 @@ impl Counts {
 
     pub(crate) fn duplicate(&self, same_body: bool) {
         self.add("duplicates", if same_body { "same" } else { "other" }.to_owned());
+    }
+
+    pub(crate) fn unknown(&self, provider: String) {
+        self.add("unknown_events", provider);
     }
 
     fn add(&self, name: &'static str, label: String) {

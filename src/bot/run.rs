@@ -1,5 +1,6 @@
 //! A bot's life: start, run, stop (SPEC A7).
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -17,9 +18,12 @@ use super::runtime::{Phase, Runtime, lead_of};
 use super::{schedule, turns};
 use crate::coordinator::{CoordinatorEvent, LostReason};
 use crate::provider::{Closed, Link, Provider};
+use crate::store::{Authority, CommitError, Op};
 
 /// Wait before a provider that ended is started again.
 const RESTART_WAIT: Duration = Duration::from_secs(3);
+/// Longest wait of a replica whose session another took, before it campaigns again.
+const EVICTED_WAIT_MAX: Duration = Duration::from_secs(300);
 
 /// What [`super::Bot`] holds.
 pub(super) struct Life {
@@ -40,7 +44,7 @@ impl Life {
         provider_down: Duration,
     ) -> Self {
         let runtime = Arc::new(runtime);
-        let inbox = Arc::new(BotInbox { runtime: runtime.clone() });
+        let inbox = Arc::new(BotInbox { runtime: runtime.clone(), lead: None });
         let link = Link::new(inbox, runtime.closing.subscribe());
         let started = AtomicBool::new(false);
         let ready = watch::channel(false).0;
@@ -51,9 +55,9 @@ impl Life {
     pub(super) async fn ready(&self) {
         // The sender is `self`'s own.
         let _ = self.ready.subscribe().wait_for(|ready| *ready).await;
-        let mut leads = self.runtime.leads.subscribe();
-        // So is this one.
-        let _ = leads.wait_for(|leads| leads.values().all(|leads| *leads)).await;
+        let mut connected = self.runtime.connected.subscribe();
+        // So is this one. Nobody is connected that does not lead.
+        let _ = connected.wait_for(|all| all.values().all(|connected| *connected)).await;
     }
 
     pub(super) async fn start(&self) -> Result<(), BotError> {
@@ -80,12 +84,12 @@ impl Life {
                 ProviderSession::Shared => false,
             };
             let (runtime, provider) = (runtime.clone(), provider.clone());
-            let link = self.link.clone();
             if exclusive {
                 self.runtime.leads(provider.id(), false);
-                self.runtime.tasks.spawn(leading(runtime, provider, link, self.provider_down));
+                self.runtime.connected(provider.id(), false);
+                self.runtime.tasks.spawn(leading(runtime, provider, self.provider_down));
             } else {
-                self.runtime.tasks.spawn(providing(runtime, provider, link));
+                self.runtime.tasks.spawn(providing(runtime, provider, self.link.clone()));
             }
         }
         for job in &runtime.jobs {
@@ -118,6 +122,7 @@ impl Life {
         }
         runtime.phase.send_replace(Phase::Cutting);
         let closed = runtime.coordinator.close().await;
+        runtime.parting.lock().clear();
         // The same one, as a rule; closing twice is closing once.
         let closed = closed.and(runtime.scheduler.close().await);
         let listener = self.listener.lock().take();
@@ -175,25 +180,53 @@ fn told(runtime: &Arc<Runtime>, event: CoordinatorEvent) {
 
 /// Runs a provider, again when it ends, until the bot closes.
 async fn providing(runtime: Arc<Runtime>, provider: Arc<dyn Provider>, link: Link) {
+    let running = async {
+        loop {
+            run_once(&runtime, &provider, &link).await;
+            if !waited(&runtime, RESTART_WAIT).await {
+                return;
+            }
+        }
+    };
+    tokio::join!(settle_home(&runtime, provider.id(), false), running);
+}
+
+/// Says whose the provider's journaled messages and replies are, once at the start: the elected
+/// replica's, or any replica's (SPEC D6).
+async fn settle_home(runtime: &Runtime, provider: &str, elected: bool) {
+    if !runtime.durable {
+        return;
+    }
     loop {
-        run_once(&runtime, &provider, &link).await;
-        if !waited(&runtime, RESTART_WAIT).await {
+        let lead = elected.then(|| lead_of(provider));
+        let home = Op::Home { channel: provider.to_owned(), lead };
+        match runtime.store.commit(Authority::Nobody, vec![home]).await {
+            // A store of the user's own that knows no homes leaves messages where they came in.
+            Ok(_) | Err(CommitError::Unsupported { .. }) => return,
+            Err(error) => tracing::warn!(%provider, %error, "its home is not settled yet"),
+        }
+        if !waited(runtime, RESTART_WAIT).await {
             return;
         }
     }
 }
 
 /// Runs a provider to its end; reports an end that nobody asked for.
-async fn run_once(runtime: &Runtime, provider: &Arc<dyn Provider>, link: &Link) {
-    let why = match provider.run(link.clone()).await {
-        Ok(Closed::Asked) => return,
-        Ok(_) => "the other side closed it".to_owned(),
-        Err(error) => error.why,
+async fn run_once(runtime: &Runtime, provider: &Arc<dyn Provider>, link: &Link) -> Closed {
+    let (closed, why) = match provider.run(link.clone()).await {
+        Ok(Closed::Asked) => return Closed::Asked,
+        Ok(Closed::Replaced) => (Closed::Replaced, "another session took its place".to_owned()),
+        Ok(Closed::Unlinked) => {
+            (Closed::Unlinked, "its account is no longer known there; link it again".to_owned())
+        }
+        Ok(closed) => (closed, "the other side closed it".to_owned()),
+        Err(error) => (Closed::ByPeer, error.why),
     };
     if runtime.phase() == Phase::Open {
         let provider = provider.id().to_owned();
         runtime.events.error(None, RuntimeError::Provider { provider, why });
     }
+    closed
 }
 
 /// `false` when the bot closes first.
@@ -206,29 +239,61 @@ async fn waited(runtime: &Runtime, wait: Duration) -> bool {
     }
 }
 
-/// Runs a provider again and again until it has been closed for `down` without having been open for
-/// longer than the wait between two tries (SPEC D2), or the bot closes.
-async fn keep_open(runtime: &Runtime, provider: &Arc<dyn Provider>, link: &Link, down: Duration) {
-    let mut closed_since = None;
-    loop {
-        let began = runtime.clock.now();
-        run_once(runtime, provider, link).await;
-        let ended = runtime.clock.now();
-        if ended - began > RESTART_WAIT {
-            closed_since = None;
+/// Runs a provider again and again, until it is no use here (SPEC D2): another session took its place,
+/// its account is gone, it was not connected for `down`, or the bot closes.
+async fn keep_open(
+    runtime: &Runtime,
+    provider: &Arc<dyn Provider>,
+    link: &Link,
+    down: Duration,
+) -> Closed {
+    let again = async {
+        loop {
+            let closed = run_once(runtime, provider, link).await;
+            runtime.connected(provider.id(), false);
+            let over = matches!(closed, Closed::Asked | Closed::Replaced | Closed::Unlinked);
+            if over || !waited(runtime, RESTART_WAIT.min(down)).await {
+                return closed;
+            }
         }
-        let since = *closed_since.get_or_insert(ended);
-        if ended - since >= down || !waited(runtime, RESTART_WAIT.min(down)).await {
-            return;
+    };
+    tokio::select! {
+        closed = again => closed,
+        () = deaf(runtime, provider.id(), down) => Closed::ByPeer,
+    }
+}
+
+/// Resolves once a provider was not connected for `down`. A connection that does not last for longer
+/// than the wait between two tries is none.
+async fn deaf(runtime: &Runtime, provider: &str, down: Duration) {
+    let mut all = runtime.connected.subscribe();
+    let is = |all: &BTreeMap<String, bool>| all.get(provider).copied().unwrap_or(true);
+    loop {
+        // The sender is the runtime's own, here and below.
+        let _ = all.wait_for(|all| !is(all)).await;
+        let due = runtime.clock.now() + down;
+        loop {
+            tokio::select! {
+                biased;
+                () = runtime.clock.sleep_until(due) => return,
+                _ = all.wait_for(is) => {}
+            }
+            let lasts = runtime.clock.now() + RESTART_WAIT;
+            tokio::select! {
+                () = runtime.clock.sleep_until(lasts) => break,
+                _ = all.wait_for(|all| !is(all)) => {}
+            }
         }
     }
 }
 
 /// Runs an exclusive provider while this replica leads it (SPEC D1), and steps down when it stays
 /// closed for `down`.
-async fn leading(runtime: Arc<Runtime>, provider: Arc<dyn Provider>, link: Link, down: Duration) {
+async fn leading(runtime: Arc<Runtime>, provider: Arc<dyn Provider>, down: Duration) {
     let name = lead_of(provider.id());
+    settle_home(&runtime, provider.id(), true).await;
     let mut reason = FollowReason::Waiting;
+    let mut evictions = 0_u32;
     loop {
         runtime.events.emit(Event::Follower { name: name.clone(), reason });
         let lead = tokio::select! {
@@ -237,7 +302,7 @@ async fn leading(runtime: Arc<Runtime>, provider: Arc<dyn Provider>, link: Link,
             lead = runtime.coordinator.campaign(&name) => lead,
         };
         let lead = match lead {
-            Ok(lead) => lead,
+            Ok(lead) => Arc::new(lead),
             Err(error) => {
                 runtime.events.error(None, error);
                 if !waited(&runtime, RESTART_WAIT).await {
@@ -248,8 +313,12 @@ async fn leading(runtime: Arc<Runtime>, provider: Arc<dyn Provider>, link: Link,
         };
         runtime.leads(provider.id(), true);
         runtime.events.emit(Event::Leader { name: name.clone(), fence: lead.fence() });
+        let inbox = BotInbox { runtime: runtime.clone(), lead: Some(Arc::downgrade(&lead)) };
+        let link = Link::new(Arc::new(inbox), runtime.closing.subscribe());
+        let mut closed = None;
         tokio::select! {
-            () = keep_open(&runtime, &provider, &link, down) => {
+            how = keep_open(&runtime, &provider, &link, down) => {
+                closed = Some(how);
                 reason = FollowReason::SteppedDown;
             }
             lost = lead.lost() => {
@@ -257,13 +326,24 @@ async fn leading(runtime: Arc<Runtime>, provider: Arc<dyn Provider>, link: Link,
                 runtime.events.emit(Event::LeaseLost { key: name.clone(), reason: lost });
             }
         }
+        runtime.connected(provider.id(), false);
+        if closed == Some(Closed::Asked) && lead.check().is_ok() {
+            // What still runs may have something to say: the lead goes with the session.
+            return runtime.parting.lock().push(lead);
+        }
         runtime.leads(provider.id(), false);
         if reason == FollowReason::SteppedDown && runtime.phase() == Phase::Open {
             let lost = LostReason::SteppedDown;
             runtime.events.emit(Event::LeaseLost { key: name.clone(), reason: lost });
         }
         drop(lead);
-        if !waited(&runtime, RESTART_WAIT).await {
+        // Two that evict each other in turn are to do so ever more seldom (case w11).
+        evictions = match closed {
+            Some(Closed::Replaced | Closed::Unlinked) => evictions + 1,
+            _ => 0,
+        };
+        let wait = RESTART_WAIT * 2_u32.saturating_pow(evictions.min(16));
+        if !waited(&runtime, wait.min(EVICTED_WAIT_MAX)).await {
             return;
         }
     }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::task::TaskTracker;
 
@@ -19,7 +20,7 @@ use super::outbox::Sender;
 use super::schedule::Scheduled;
 use super::watch::Watch;
 use crate::clock::Clock;
-use crate::coordinator::{Coordinator, Sticky};
+use crate::coordinator::{Coordinator, Lead, Sticky};
 use crate::provider::{Provider, SendError};
 use crate::store::Store;
 
@@ -70,6 +71,10 @@ pub(crate) struct Runtime {
     pub(crate) on_unknown: OnUnknown,
     /// Of each provider that only an elected replica connects: whether this one leads it.
     pub(crate) leads: watch::Sender<BTreeMap<String, bool>>,
+    /// Of each such provider: whether the outside has let this replica in.
+    pub(crate) connected: watch::Sender<BTreeMap<String, bool>>,
+    /// Leads kept until the session closes, while what still runs ends.
+    pub(crate) parting: Mutex<Vec<Arc<Lead>>>,
     pub(crate) events: Emitter,
     /// Conversations that wait in this process's memory.
     pub(crate) chats: Chats,
@@ -114,6 +119,12 @@ impl Runtime {
         self.leads.send_modify(|all| {
             all.insert(provider.to_owned(), leads);
         });
+    }
+
+    /// Notes whether a provider is connected.
+    pub(crate) fn connected(&self, provider: &str, connected: bool) {
+        self.connected
+            .send_if_modified(|all| all.insert(provider.to_owned(), connected) != Some(connected));
     }
 
     pub(crate) fn phase(&self) -> Phase {

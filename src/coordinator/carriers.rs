@@ -12,6 +12,7 @@ use super::{
 use crate::clock::{BootInstant, Clock};
 use crate::group::MemoryHub;
 use crate::machine::{Admission, Admit};
+use crate::store::RowKey;
 use crate::types::{ChatKey, Incarnation, NameError, Prefix, ReplicaId, TicketId};
 
 /// The coordinator over a node of a Raft group: `RaftCoordinator::new(node, prefix, options)`.
@@ -103,6 +104,15 @@ macro_rules! pass_on {
             ) -> Result<Vec<Admission>, CoordinationError> {
                 let $this = self;
                 $inner.admit(messages).await
+            }
+            async fn admit_under(
+                &self,
+                lead: &Lead,
+                messages: Vec<Admit>,
+                cursor: Option<(RowKey, Vec<u8>)>,
+            ) -> Result<Vec<Admission>, CoordinationError> {
+                let $this = self;
+                $inner.admit_under(lead, messages, cursor).await
             }
             async fn next_journaled(&self) -> Option<JournaledTurn> {
                 let $this = self;

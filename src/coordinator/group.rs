@@ -1,7 +1,6 @@
 //! The coordinator over a group: a node of a Raft group, or a hub in memory.
 
 use std::fmt;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,9 +10,11 @@ use tokio::sync::{broadcast, mpsc, watch};
 use tokio::task::JoinHandle;
 
 use super::driver::{self, may_repeat};
+use super::group_clock::GroupClock;
 use super::guards::Place;
 use super::session::{Journaled, Session};
 use super::sticky::Sticky;
+use super::under;
 use super::{
     CoordinationError, Coordinator, CoordinatorEvent, JournaledTurn, Lead, LostReason, Ticket,
     Turn, UnavailableCause,
@@ -21,6 +22,7 @@ use super::{
 use crate::clock::{BootInstant, Clock};
 use crate::group::{ExecuteError, Group, Unavailable, look};
 use crate::machine::{Admission, Admit, Command, QueueKey, QueueKind, Reply, TicketState};
+use crate::store::RowKey;
 use crate::types::{ChatKey, Incarnation, Prefix, ReplicaId, TicketId};
 
 /// Events a slow reader may fall behind by.
@@ -150,7 +152,7 @@ impl Shared {
         QueueKey { kind, prefix: self.prefix.clone(), name: name.into() }
     }
 
-    fn until_patience_ends(&self) -> BootInstant {
+    pub(super) fn until_patience_ends(&self) -> BootInstant {
         self.clock.now() + self.lease.max(PATIENCE_MIN)
     }
 
@@ -263,27 +265,6 @@ impl Shared {
                 Err(_) => return Err(self.unavailable(&queue, since)),
             }
         }
-    }
-}
-
-/// A group's clock as a handle of its own.
-struct GroupClock(Arc<dyn Group>);
-
-impl fmt::Debug for GroupClock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.clock().fmt(f)
-    }
-}
-
-impl Clock for GroupClock {
-    fn now(&self) -> BootInstant {
-        self.0.clock().now()
-    }
-    fn wall_ms(&self) -> u64 {
-        self.0.clock().wall_ms()
-    }
-    fn sleep_until(&self, at: BootInstant) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
-        self.0.clock().sleep_until(at)
     }
 }
 
@@ -500,6 +481,15 @@ impl Coordinator for GroupCoordinator {
                 }
             }
         }
+    }
+
+    async fn admit_under(
+        &self,
+        lead: &Lead,
+        messages: Vec<Admit>,
+        cursor: Option<(RowKey, Vec<u8>)>,
+    ) -> Result<Vec<Admission>, CoordinationError> {
+        under::admit(&self.shared, lead, messages, cursor).await
     }
 
     async fn next_journaled(&self) -> Option<JournaledTurn> {

@@ -199,6 +199,11 @@ macro_rules! guard {
                 self.fence
             }
 
+            /// Where it is held.
+            pub(crate) fn queue(&self) -> &QueueKey {
+                &self.queue
+            }
+
             /// The incarnation that holds it.
             pub fn incarnation(&self) -> Incarnation {
                 self.tenure.incarnation()
@@ -384,10 +389,6 @@ impl Turn {
             self.released.store(false, Ordering::Release);
         }
         self.give_back(None);
-    }
-
-    pub(crate) fn queue(&self) -> &QueueKey {
-        &self.queue
     }
 }
 

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use crate::clock::BootInstant;
+use crate::store::RowKey;
 use crate::types::{ChatKey, Fence, Incarnation, Prefix, ReplicaId, TicketId};
 
 mod carriers;
@@ -17,12 +18,14 @@ mod carriers;
 pub mod conformance;
 mod driver;
 mod group;
+mod group_clock;
 mod guards;
 mod namesakes;
 mod session;
 mod sticky;
 #[cfg(test)]
 mod tests;
+mod under;
 
 pub use crate::machine::{Admission, Admit, JournalRecord};
 pub use carriers::{MemoryCoordinator, RaftCoordinator};
@@ -204,6 +207,16 @@ pub trait Coordinator: Send + Sync + 'static {
     /// Deduplicates, journals and tickets messages in one commit (SPEC B9). Their turns come out of
     /// [`Coordinator::next_journaled`].
     async fn admit(&self, messages: Vec<Admit>) -> Result<Vec<Admission>, CoordinationError>;
+
+    /// As [`Coordinator::admit`], in the name of a lead: refused with `LeaseLost` once that is lost,
+    /// whole. With a cursor, its row is written in the same commit (SPEC D5); a message that met a
+    /// bound refuses all of it, for it would be lost behind the cursor.
+    async fn admit_under(
+        &self,
+        lead: &Lead,
+        messages: Vec<Admit>,
+        cursor: Option<(RowKey, Vec<u8>)>,
+    ) -> Result<Vec<Admission>, CoordinationError>;
 
     /// The next granted turn of a journaled message. `None` once closed.
     async fn next_journaled(&self) -> Option<JournaledTurn>;

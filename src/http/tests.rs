@@ -25,7 +25,7 @@ use crate::group::{Group, MemoryHub};
 use crate::machine::{Authority, Reply};
 use crate::machine::{Command, Op, Outgoing};
 use crate::provider::{
-    DeliverError, Delivered, Inbox, Link, Webhook, WebhookRequest, WebhookResponse,
+    DeliverError, Delivered, Inbox, Link, Notice, Webhook, WebhookRequest, WebhookResponse,
 };
 use crate::raft::Secret;
 use crate::store::{GroupStore, RekeyError, Store, Taken};
@@ -225,6 +225,23 @@ impl Inbox for Nobody {
     async fn rekey(&self, _: &ChatKey, _: &ChatKey, _: Taken) -> Result<(), RekeyError> {
         Ok(())
     }
+
+    async fn deliver_past(
+        &self,
+        _: &str,
+        messages: Vec<Message>,
+        _: Vec<u8>,
+    ) -> Result<Vec<Delivered>, DeliverError> {
+        self.deliver(messages).await
+    }
+
+    async fn cursor(&self, _: &str) -> Result<Option<Vec<u8>>, DeliverError> {
+        Ok(None)
+    }
+
+    fn notice(&self, _: &str, _: Notice) {}
+
+    fn connected(&self, _: &str, _: bool) {}
 }
 
 /// Answers what it was asked.

@@ -193,6 +193,16 @@ pub enum Op {
         /// How much was said under the fence so far: where the next turn's `turn_seq` goes on.
         said: u64,
     },
+    /// Says whose a channel's messages and replies are: those of whoever holds the lead, or of any
+    /// replica (SPEC D6). What is there moves at once.
+    Home {
+        /// The bot.
+        prefix: Prefix,
+        /// The channel, as chats' canonical strings begin.
+        channel: String,
+        /// The lead's name; `None` = any replica's.
+        lead: Option<String>,
+    },
 }
 
 /// A reply on its way out.

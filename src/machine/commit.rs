@@ -134,6 +134,10 @@ impl Machine {
                 let prefix = self.prefix_id(prefix).expect("the draft found its ticket");
                 self.keep_ticket(TicketKey { prefix, ticket: *ticket }, *said, effects);
             }
+            Op::Home { prefix, channel, lead } => {
+                self.intern(prefix).expect("the draft found room");
+                self.set_home(prefix, channel, lead.as_deref(), effects);
+            }
         }
         Revision(0)
     }
@@ -186,6 +190,11 @@ impl<'a> Draft<'a> {
                 Ok(self.post(prefix, message)?)
             }
             Op::Keep { prefix, ticket, .. } => self.keep(prefix, *ticket),
+            Op::Home { prefix, channel, lead } => {
+                check_key(channel)?;
+                check_key(lead.as_deref().unwrap_or_default())?;
+                Ok(self.prefix(prefix)?)
+            }
         }
     }
 

@@ -71,15 +71,19 @@ impl Machine {
                     assert_eq!(record.last, found.owner, "the holder was granted last");
                 }
                 match found.owner {
-                    Some(owner) => {
-                        let owner = self.tables.sessions.get(&owner);
+                    Some(session) => {
+                        if found.grant.is_none() && self.tables.journal.contains(&key) {
+                            let home = self.owner_at_home(prefix, &queue.name, Some(session));
+                            assert_eq!(home, Some(session), "{ticket} waits at its home");
+                        }
+                        let owner = self.tables.sessions.get(&session);
                         let owner = owner.expect("a ticket's owner lives");
                         assert_eq!(owner.prefix, queue.prefix, "{ticket} is its owner's prefix's");
                     }
                     None => {
                         assert!(self.tables.journal.contains(&key), "only durable ones can wait");
-                        let none = self.index.replicas.get(&prefix).is_none_or(BTreeSet::is_empty);
-                        assert!(none, "{ticket} has no owner though a replica lives");
+                        let heir = self.pick_replica(prefix, &queue.name);
+                        assert_eq!(heir, None, "{ticket} has no owner though somebody could");
                     }
                 }
             }
@@ -134,8 +138,8 @@ impl Machine {
                     assert!(next.is_some(), "{chat:?} has an owner for something");
                 }
                 None if next.is_some() => {
-                    let none = self.index.replicas.get(&chat.prefix).is_none_or(BTreeSet::is_empty);
-                    assert!(none, "{chat:?} has no owner though a replica lives");
+                    let heir = self.pick_replica(chat.prefix, &chat.chat);
+                    assert_eq!(heir, None, "{chat:?} has no owner though somebody could");
                 }
                 None => {}
             }

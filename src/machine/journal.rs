@@ -107,6 +107,8 @@ impl Machine {
             body: message.body.clone(),
             attempts: 0,
         };
+        let prefix_id = self.prefix_id(prefix).expect("the caller interned it");
+        let owner = self.owner_at_home(prefix_id, &message.chat, owner);
         let key = self.enqueue(&queue, owner, effects);
         self.tables.journal.insert(key, Arc::new(record));
         Admission::Fresh { ticket: key.ticket, grant: self.live_ticket(key).grant }
@@ -175,6 +177,7 @@ impl Machine {
         Arc::make_mut(record).attempts += 1;
         if !last {
             self.ungrant(key);
+            self.return_home(key, effects);
             let queue = self.live_ticket(key).queue.clone();
             return self.grant_head(&queue, effects);
         }

@@ -14,6 +14,7 @@
 //! | `state` | the machine, its bounds, the shapes in which it is read |
 //! | `apply` | one batch: lanes, machine time, one command after the other |
 //! | `sessions`, `processes`, `queues`, `locks` | who lives, who waits, who holds |
+//! | `homes` | channels that belong to whoever leads them |
 //! | `rows`, `commit`, `journal`, `outbox`, `tasks`, `keyed` | what is written, and under whose authority |
 //! | `rekey` | a chat's key that changes |
 //! | `views` | the reading side |
@@ -33,6 +34,7 @@ pub use reply::{Admission, BatchReply, Effect, EndReason, Grant, Holder, Limit, 
 mod apply;
 mod commit;
 mod digest;
+mod homes;
 mod index;
 mod invariants;
 mod journal;

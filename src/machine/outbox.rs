@@ -96,7 +96,7 @@ impl Machine {
         }
     }
 
-    /// Who is to send: the replica that commits, else any.
+    /// Who is to send: the leader of its home, else the replica that commits, else any.
     fn sender(
         &self,
         acting: &Acting,
@@ -104,6 +104,9 @@ impl Machine {
         prefix: &Prefix,
         chat: &str,
     ) -> Option<Incarnation> {
+        if self.home(prefix_id, chat).is_some() {
+            return self.pick_replica(prefix_id, chat);
+        }
         let committer = acting.session.filter(|session| {
             let session = self.tables.sessions.get(session);
             session.is_some_and(|s| s.kind == SessionKind::Replica && s.prefix == *prefix)

@@ -123,7 +123,11 @@ impl Machine {
         self.live_ticket_mut(key).grant = Some(grant);
         self.index.turns_held += u64::from(queue.kind == QueueKind::Turn);
         let queue = QueueKey::clone(queue);
+        let lead = (queue.kind == QueueKind::Lead).then(|| Arc::new(queue.clone()));
         effects.push(Effect::Granted { session, queue, ticket: key.ticket, grant });
+        if let Some(lead) = lead {
+            self.lead_granted(&lead, effects);
+        }
     }
 
     /// The fence of the next grant: the one that goes on, where it is this session's, else a new one.
@@ -321,8 +325,12 @@ impl Machine {
                 self.end_session(owner, EndReason::Closed, effects);
             }
             _ => {
+                let had = ticket.owner.filter(|_| ticket.queue.kind == QueueKind::Lead);
                 let queue = self.end_ticket(key, effects);
                 self.grant_head(&queue, effects);
+                if let Some(had) = had {
+                    self.lead_left(&queue, had, effects);
+                }
             }
         }
     }

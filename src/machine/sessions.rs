@@ -229,12 +229,15 @@ impl Machine {
         queue
     }
 
-    /// The first replica of a prefix to open takes what nobody has.
+    /// The first replica of a prefix to open takes what nobody has, unless it has a home: the leader
+    /// will.
     fn adopt_orphans(&mut self, session: Incarnation, effects: &mut Vec<Effect>) {
         let Some(prefix) = self.tables.sessions.get(&session).map(|own| own.prefix_id) else {
             return;
         };
-        let of_prefix = |key: &&TicketKey| key.prefix == prefix;
+        let chat = |key: &TicketKey| &self.live_ticket(*key).queue.name;
+        let of_prefix =
+            |key: &&TicketKey| key.prefix == prefix && self.home(prefix, chat(key)).is_none();
         let orphans: Vec<_> = self.index.orphans.iter().filter(of_prefix).copied().collect();
         for key in &orphans {
             self.index.orphans.remove(key);
@@ -244,7 +247,9 @@ impl Machine {
             let queue = self.live_ticket(key).queue.clone();
             self.grant_head(&queue, effects);
         }
-        let of_prefix = |chat: &&Arc<ChatName>| chat.prefix == prefix;
+        let of_prefix = |chat: &&Arc<ChatName>| {
+            chat.prefix == prefix && self.home(prefix, &chat.chat).is_none()
+        };
         let chats = self.index.orphan_outboxes.iter().filter(of_prefix);
         for chat in chats.cloned().collect::<Vec<_>>() {
             self.index.orphan_outboxes.remove(&chat);
@@ -252,9 +257,12 @@ impl Machine {
         }
     }
 
-    /// A live replica for a chat: always the same one while the same ones live, so that what one
+    /// A live replica for a chat: the leader of its home, else always the same one while the same ones live, so that what one
     /// chat left behind stays together, and chats spread evenly.
     pub(super) fn pick_replica(&self, prefix: PrefixId, chat: &str) -> Option<Incarnation> {
+        if let Some(lead) = self.home(prefix, chat) {
+            return self.leader_of(lead);
+        }
         let replicas = self.index.replicas.get(&prefix)?;
         let nth = digest::short(chat.as_bytes()) % replicas.len() as u64;
         replicas.iter().nth(usize::try_from(nth).unwrap_or(0)).copied()

@@ -351,6 +351,8 @@ tables! {
     18 dead_processes: u64 => ProcessToken, Hashed, 1;
     /// Fences that go on, by the queue of the turn.
     19 kept: Arc<QueueKey> => Kept, Hashed, MANY;
+    /// The leads that channels belong to.
+    21 homes: (PrefixId, String) => Arc<QueueKey>, Hashed, 1;
 }
 
 fn load_into<K, V, S>(table: &mut Table<K, V, S>, key: &[u8], value: &[u8]) -> Result<(), LoadError>

@@ -5,6 +5,31 @@
 //! sends what the outbox holds when asked to, one at a time per chat, in order. Providers whose
 //! replies are *listed* (web chat, generic webhook without a reply URL) have nothing to send: the
 //! commit is the delivery.
+//!
+//! What several providers need exists once:
+//!
+//! | need | here |
+//! |---|---|
+//! | who signed a request | [`Secret`] |
+//! | many things in one request | [`Batch`] |
+//! | what became of a reply | [`Receipt`], which only ever advances |
+//! | where a transport stands | [`Link::deliver_past`]: a cursor moves in the commit of what it covers |
+//!
+//! # Writing a provider
+//!
+//! Duties of a [`Provider`], in order:
+//! 1. Give each message the id the outside knows it by: the same id is handled once.
+//! 2. Acknowledge to the outside (answer 200, move the offset) after [`Link::deliver`] returned `Ok`,
+//!    and in no other case. `Unavailable` means: later, the same again.
+//! 3. With [`Capabilities::exclusive_session`]: say [`Link::connected`] when the outside lets this
+//!    replica in and when it no longer does. `run` is started on the elected replica only, and dropped
+//!    the moment it is no longer that; what it delivers after that is refused as `Deposed`.
+//! 4. Keep where the transport stands with [`Link::deliver_past`], and begin with [`Link::cursor`].
+//! 5. Send what [`Provider::send`] is given once, by `delivery.id` where the outside takes an id; say
+//!    `OutcomeUnknown` where it may have arrived, `RateLimited` where it is to wait, `Refused` or
+//!    `WindowClosed` where trying again is of no use. Whatever else keeps its place and is tried again.
+//!
+//! `conformance` (feature `test-util`) has tests that hold a provider to this.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,16 +37,31 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::clock::BootInstant;
-use crate::store::{RekeyError, Taken};
-use crate::types::{ChatKey, Fence, Message};
+use crate::types::{ChatKey, Fence};
 
+mod batch;
+#[cfg(any(test, feature = "test-util"))]
+pub mod conformance;
+mod link;
+#[cfg(feature = "meta")]
+pub mod meta;
+#[cfg(feature = "tls")]
+mod outward;
+mod receipt;
 mod reply;
 #[cfg(feature = "test-util")]
 pub mod scripted;
+mod signature;
+#[cfg(feature = "telegram")]
+pub mod telegram;
 pub mod webchat;
 pub mod webhook;
 
+pub use batch::{BadItem, Batch};
+pub use link::{Inbox, Link, Notice};
+pub use receipt::{Receipt, ReceiptState};
 pub use reply::{Body, Reply, replies, room};
+pub use signature::Secret;
 
 /// What a provider can do.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -82,6 +122,15 @@ pub enum SendError {
         /// Why.
         why: String,
     },
+    /// The other side takes no message of one's own accord from here: the user has not written for
+    /// too long. It is not tried again.
+    #[error(
+        "the time to answer in is over: {why}; it needs a template, or the user's next message"
+    )]
+    WindowClosed {
+        /// What the other side said.
+        why: String,
+    },
     /// It may have arrived.
     #[error("whether it arrived is unknown: {why}")]
     OutcomeUnknown {
@@ -128,64 +177,19 @@ pub struct Delivered {
     pub duplicate: bool,
 }
 
-/// Where messages go: the bot's inbox.
-#[async_trait]
-pub trait Inbox: Send + Sync + 'static {
-    /// Takes messages in order; returns after the commit that journals them (with durability), one
-    /// answer a message.
-    async fn deliver(&self, messages: Vec<Message>) -> Result<Vec<Delivered>, DeliverError>;
-
-    /// A chat goes on under another key (SPEC B2): see
-    /// [`Store::rekey`](crate::store::Store::rekey).
-    async fn rekey(&self, from: &ChatKey, to: &ChatKey, taken: Taken) -> Result<(), RekeyError>;
-}
-
-/// A provider's way to its bot. Cheap to clone.
-#[derive(Clone)]
-pub struct Link {
-    inbox: Arc<dyn Inbox>,
-    closing: tokio::sync::watch::Receiver<bool>,
-}
-
-impl Link {
-    /// A link to an inbox that closes when `closing` becomes true.
-    pub fn new(inbox: Arc<dyn Inbox>, closing: tokio::sync::watch::Receiver<bool>) -> Self {
-        Self { inbox, closing }
-    }
-
-    /// Hands messages to the bot. Acknowledge to the outside after this returned `Ok`.
-    pub async fn deliver(&self, messages: Vec<Message>) -> Result<Vec<Delivered>, DeliverError> {
-        self.inbox.deliver(messages).await
-    }
-
-    /// Says that a chat goes on under another key, before any message under that is delivered: a
-    /// group that became a supergroup, a number that changed (SPEC B2). See
-    /// [`Store::rekey`](crate::store::Store::rekey).
-    pub async fn rekey(
-        &self,
-        from: &ChatKey,
-        to: &ChatKey,
-        taken: Taken,
-    ) -> Result<(), RekeyError> {
-        self.inbox.rekey(from, to, taken).await
-    }
-
-    /// Resolves when the provider is to stop taking messages.
-    pub async fn closing(&self) {
-        let mut closing = self.closing.clone();
-        // A dropped sender means that the bot is gone: closing as well.
-        let _ = closing.wait_for(|closing| *closing).await;
-    }
-}
-
 /// Why a provider's `run` returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Closed {
     /// It was asked to.
     Asked,
-    /// The outside closed it.
+    /// The outside closed it; the same replica opens it again.
     ByPeer,
+    /// Another session took its place: this replica steps down.
+    Replaced,
+    /// The outside no longer knows the account: a token was revoked, a device unlinked. This replica
+    /// steps down; a person has to see to it.
+    Unlinked,
 }
 
 /// What ends a provider.

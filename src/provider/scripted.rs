@@ -189,6 +189,7 @@ impl Provider for ScriptedProvider {
             return Ok(Closed::ByPeer);
         }
         self.inner.link.send_replace(Some(link.clone()));
+        link.connected(&self.id, true);
         tokio::select! {
             () = link.closing() => Ok(Closed::Asked),
             // The sender is this provider's own.

@@ -54,6 +54,7 @@ fn hash_op(op: &Op, hasher: &mut DefaultHasher) {
         Op::Put { row, .. } | Op::Delete { row, .. } => (&row.prefix, &row.key).hash(hasher),
         Op::Send { prefix, chat, .. } => (prefix, chat).hash(hasher),
         Op::Post { prefix, message, .. } => (prefix, &message.chat).hash(hasher),
+        Op::Home { prefix, channel, .. } => (prefix, channel).hash(hasher),
         Op::Acknowledge { prefix, .. } | Op::Release { prefix, .. } | Op::Keep { prefix, .. } => {
             prefix.hash(hasher);
         }
@@ -83,6 +84,10 @@ fn op_weight(op: &Op) -> usize {
         Op::Put { row, value, .. } => SMALL + row.key.len() + value.len(),
         Op::Send { chat, send, .. } => SMALL + chat.len() + send.body.len(),
         Op::Post { message, .. } => SMALL + message.body.len(),
-        Op::Delete { .. } | Op::Acknowledge { .. } | Op::Release { .. } | Op::Keep { .. } => SMALL,
+        Op::Delete { .. }
+        | Op::Acknowledge { .. }
+        | Op::Release { .. }
+        | Op::Keep { .. }
+        | Op::Home { .. } => SMALL,
     }
 }

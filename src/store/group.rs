@@ -123,6 +123,12 @@ impl GroupStore {
             Op::Send { chat, send } => Step::Send { prefix, chat, send },
             Op::Release(ticket) => Step::Release { prefix, ticket },
             Op::Keep { ticket, said } => Step::Keep { prefix, ticket, said },
+            Op::Home { channel, lead } => {
+                // As chats' canonical strings begin.
+                let chat = ChatKey::new(channel, "_").to_string();
+                let channel = chat.split(':').next().unwrap_or_default().to_owned();
+                Step::Home { prefix, channel, lead }
+            }
             Op::Post(message) => Step::Post { prefix, message, session: None },
         }
     }
@@ -209,6 +215,9 @@ fn check_sizes(ops: &[Op]) -> Result<(), CommitError> {
             Op::Send { chat, send } => (chat.len().max(send.id.len()), send.body.len()),
             Op::Post(message) => (message.chat.len().max(message.id.len()), message.body.len()),
             Op::Acknowledge(_) | Op::Release(_) | Op::Keep { .. } => continue,
+            Op::Home { channel, lead } => {
+                (channel.len().max(lead.as_ref().map_or(0, String::len)), 0)
+            }
         };
         if key > KEY_BYTES_MAX {
             return Err(CommitError::TooLarge { op, what: named(Limit::KeyBytes) });

@@ -115,6 +115,14 @@ pub enum Op {
     },
     /// Journals a message in the bot's own name.
     Post(Admit),
+    /// Whose a channel's journaled messages and replies are: of the replica that holds this lead,
+    /// or, without one, of any (SPEC D6).
+    Home {
+        /// The channel.
+        channel: String,
+        /// The lead's name.
+        lead: Option<String>,
+    },
 }
 
 /// Why a read failed.

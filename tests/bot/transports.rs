@@ -3,10 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use botmesh::bot::{BotBuilder, Durability, Event, FollowReason, ReplyError, Route};
+use async_trait::async_trait;
+use botmesh::bot::{
+    Bot, BotBuilder, Coordination, Durability, Event, FollowReason, ReplyError, Route,
+};
 use botmesh::cli::demo;
 use botmesh::coordinator::LostReason;
-use botmesh::provider::SendError;
+use botmesh::provider::{
+    Capabilities, Closed, DeliverError, Delivery, Link, Provider, ProviderError, SendError, SentId,
+    Webhook,
+};
+use botmesh::testing::{CoordinatorOptions, ManualClock, MemoryCoordinator, MemoryHub};
 use botmesh::types::{ChatKey, Message};
 use parking_lot::Mutex;
 
@@ -120,4 +127,132 @@ async fn d3_a_standby_is_not_ready_and_sends_nothing() {
     connected(&b).await;
     b.bot.ready().await;
     b.provider.user("ann").says("hello").await.hears("an answer").await;
+}
+
+/// An exclusive provider whose link a test gets hold of, also after it lost its lead.
+#[derive(Clone, Default)]
+struct Stash {
+    links: Arc<Mutex<Vec<Link>>>,
+}
+
+#[async_trait]
+impl Provider for Stash {
+    fn id(&self) -> &str {
+        "x"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { exclusive_session: true, listed: 0, sends: true }
+    }
+
+    async fn run(&self, link: Link) -> Result<Closed, ProviderError> {
+        link.connected("x", true);
+        self.links.lock().push(link.clone());
+        link.closing().await;
+        Ok(Closed::Asked)
+    }
+
+    async fn send(&self, delivery: &Delivery) -> Result<SentId, SendError> {
+        Ok(SentId(delivery.id.clone()))
+    }
+
+    fn webhook(&self) -> Option<Arc<dyn Webhook>> {
+        None
+    }
+}
+
+async fn stashed(hub: &MemoryHub, provider: Stash) -> (Bot, MemoryCoordinator) {
+    let prefix = MemoryHub::default_prefix();
+    let coordinator = MemoryCoordinator::with(hub, prefix.clone(), CoordinatorOptions::default());
+    let bot = Bot::builder()
+        .provider(provider)
+        .store(hub.store(prefix))
+        .coordination(Coordination::new(coordinator.clone()))
+        .on(Route::Any, async |_| Ok(()))
+        .build()
+        .await
+        .unwrap();
+    bot.start().await.unwrap();
+    (bot, coordinator)
+}
+
+#[tokio::test]
+async fn d6_what_a_deposed_replica_still_receives_is_dropped_and_moves_no_cursor() {
+    let clock = ManualClock::new();
+    let hub = MemoryHub::with_clock(clock.clone());
+    let (one, two) = (Stash::default(), Stash::default());
+    let (a, of_a) = stashed(&hub, one.clone()).await;
+    until("the first connects", || one.links.lock().len() == 1).await;
+    let (b, _) = stashed(&hub, two.clone()).await;
+    let message = |id: &str| vec![Message::text(id, ChatKey::new("x", "ann"), "hi")];
+    let old = one.links.lock()[0].clone();
+    assert_eq!(old.cursor("x").await.unwrap(), None);
+    old.deliver_past("x", message("1"), b"one".to_vec()).await.unwrap();
+    assert_eq!(old.cursor("x").await.unwrap(), Some(b"one".to_vec()));
+
+    // The group passes its lead on, and its connection lives on.
+    of_a.crash();
+    for _ in 0..40 {
+        clock.advance(Duration::from_millis(500));
+        for _ in 0..16 {
+            tokio::task::yield_now().await;
+        }
+    }
+    until("the second connects", || two.links.lock().len() == 1).await;
+    let new = two.links.lock()[0].clone();
+    assert_eq!(new.cursor("x").await.unwrap(), Some(b"one".to_vec()), "it goes on there");
+    new.deliver_past("x", message("2"), b"two".to_vec()).await.unwrap();
+    let late = old.deliver_past("x", message("3"), b"late".to_vec()).await;
+    assert!(matches!(late, Err(DeliverError::Deposed)), "{late:?}");
+    assert!(matches!(old.deliver(message("4")).await, Err(DeliverError::Deposed)));
+    assert_eq!(new.cursor("x").await.unwrap(), Some(b"two".to_vec()));
+    let fresh = new.deliver(message("3")).await.unwrap();
+    assert!(!fresh[0].duplicate, "nothing of it was taken");
+    drop((a, b));
+}
+
+#[tokio::test]
+async fn d6_journaled_messages_go_to_whoever_leads_the_transport() {
+    let mut bots = Bots::exclusive();
+    let handled: Arc<Mutex<Vec<(&'static str, String)>>> = Arc::default();
+    let gate = Arc::new(tokio::sync::Semaphore::new(0));
+    let make = |name: &'static str| {
+        let (handled, gate) = (handled.clone(), gate.clone());
+        move |bot: BotBuilder| {
+            bot.on(Route::Any, async move |ctx| {
+                if name == "a" {
+                    gate.acquire().await?.forget();
+                }
+                handled.lock().push((name, ctx.text().to_owned()));
+                let said = format!("{name} heard {}", ctx.text());
+                Ok(ctx.reply(said).await?)
+            })
+        }
+    };
+    let down = Duration::from_secs(10);
+    let a = bots.start_with(make("a"), |c| c.provider_down(down)).await;
+    connected(&a).await;
+    let b = bots.start_with(make("b"), |c| c.provider_down(down)).await;
+    let c = bots.start_with(make("c"), |c| c.provider_down(down)).await;
+    // Each user says two things: the first is at work at the leader, the second waits.
+    let users: Vec<String> = (0..8).map(|n| format!("user{n}")).collect();
+    for user in &users {
+        a.provider.user(user).says("one").await.says("two").await;
+    }
+    // It steps down and lives on: what waits is the next leader's, what runs ends where it runs.
+    a.provider.set_up(false);
+    bots.pass(Duration::from_secs(25)).await;
+    connected(&b).await;
+    gate.add_permits(users.len());
+    for user in &users {
+        b.provider.user(user).hears("a heard one").await.hears("b heard two").await;
+    }
+    assert!(handled.lock().iter().all(|(name, _)| *name != "c"), "{:?}", handled.lock());
+    // It dies: what it was at is the next leader's, not just anybody's.
+    bots.kill(b).await;
+    connected(&c).await;
+    c.provider.user("ann").says("three").await.hears("c heard three").await;
+    // What is posted anywhere is said where it can be sent.
+    a.bot.handle().post(&ChatKey::new("x", "bob"), "hello").await.unwrap();
+    c.provider.user("bob").hears("hello").await;
 }

@@ -9,7 +9,8 @@ use axum::http::StatusCode;
 use botmesh::bot::{Bot, Coordination};
 use botmesh::cli::demo;
 use botmesh::coordinator::CoordinatorOptions;
-use botmesh::provider::{WebhookRequest, WebhookResponse};
+use botmesh::provider::webhook::{Mapping, WebhookProvider};
+use botmesh::provider::{Secret, WebhookRequest, WebhookResponse};
 use botmesh::testing::{MemoryCoordinator, MemoryHub, MemoryStore};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -220,4 +221,100 @@ async fn d4_the_chat_pages_messages_are_taken_and_answered() {
     let entries = store.outbox(&room, 0, 10).await.unwrap();
     let reply = botmesh::provider::Reply::from_entry("c", &entries[0]);
     assert_eq!((reply.text.as_str(), entries[0].unsent), ("echo: hello", false));
+}
+
+/// A bot with this webhook, and what it is posted with these headers.
+async fn posted(
+    provider: WebhookProvider,
+    requests: &[(&str, &str, &str)],
+) -> Vec<(u16, Value, Bot)> {
+    let store = MemoryStore::new(MemoryHub::default_prefix());
+    let coordination = Coordination::new(store.coordinator(CoordinatorOptions::default()));
+    let bot = demo::flows(Bot::builder()).provider(provider).store(store);
+    let bot = bot.coordination(coordination).build().await.unwrap();
+    bot.start().await.unwrap();
+    let mut answers = Vec::new();
+    for (name, value, text) in requests {
+        let hooks = bot.webhooks();
+        let request = WebhookRequest {
+            method: "POST".into(),
+            path: String::new(),
+            query: String::new(),
+            headers: vec![((*name).to_owned(), (*value).to_owned())],
+            body: (*text).to_owned().into(),
+        };
+        let answer = hooks[0].1.handle(request, &bot.link(), &*bot.store()).await;
+        answers.push((answer.status, body(&answer), bot.clone()));
+    }
+    answers
+}
+
+#[tokio::test]
+async fn m1_a_webhook_with_a_secret_takes_only_what_shows_it() {
+    let message = json!({"id": "m1", "chat": "c", "text": "Grüße"}).to_string();
+    let secret = Secret::new("shared");
+    let right = secret.sign(message.as_bytes());
+    let prefixed = format!("sha256={right}");
+    let other = message.replace("m1", "m2");
+    let provider = WebhookProvider::new("hook").signed(secret, "X-Signature");
+    let answers = posted(
+        provider,
+        &[
+            ("x-signature", &right, &message),
+            ("x-signature", &prefixed, &message),
+            ("x-signature", &right, &other),
+            ("x-other", &right, &message),
+            ("x-signature", "", "no json"),
+        ],
+    )
+    .await;
+    let statuses: Vec<u16> = answers.iter().map(|answer| answer.0).collect();
+    assert_eq!(statuses, [200, 200, 401, 401, 401]);
+
+    let provider = WebhookProvider::new("hook").token(Secret::new("t0ken"));
+    let answers = posted(
+        provider,
+        &[
+            ("authorization", "Bearer t0ken", &message),
+            ("authorization", "bearer  t0ken", &message),
+            ("authorization", "Bearer t0keN", &message),
+            ("authorization", "t0ken", &message),
+            ("x-token", "t0ken", &message),
+        ],
+    )
+    .await;
+    let statuses: Vec<u16> = answers.iter().map(|answer| answer.0).collect();
+    assert_eq!(statuses, [200, 200, 401, 401, 401]);
+}
+
+#[tokio::test]
+async fn d4_a_webhook_understands_json_of_another_shape() {
+    let mapping = Mapping::new("$.uid", "$.room.id", "$.body['plain text']").unwrap();
+    let mapping = mapping.each("$.data.events").unwrap().participant("$.author").unwrap();
+    let event = |uid: u32, text: Value| json!({ "uid": uid, "room": { "id": 7 }, "author": "ann", "body": { "plain text": text } });
+    let body = json!({ "data": { "events": [
+        event(1, "one".into()), event(1, "one".into()), event(2, json!({})), event(3, "two".into()),
+    ] } });
+    let (body, none) = (body.to_string(), json!({ "data": "secret" }).to_string());
+    let answers = posted(
+        WebhookProvider::new("hook").mapping(mapping),
+        &[("x", "", &body), ("x", "", &none), ("x", "", "secret")],
+    )
+    .await;
+    assert_eq!(answers[0].0, 200);
+    assert_eq!(answers[0].1, json!({ "accepted": true, "taken": 2, "duplicates": 1 }));
+    for (status, said, _) in &answers[1..] {
+        assert_eq!(*status, 400);
+        assert!(!said.to_string().contains("secret"), "{said}");
+    }
+    assert!(answers[1].1["message"].as_str().unwrap().contains("$.data.events"));
+    let bot = &answers[0].2;
+    let room = "hook:7";
+    tokio::time::timeout(PATIENCE, bot.store().outbox_beyond(room, 1)).await.unwrap().unwrap();
+    let entries = bot.store().outbox(room, 0, 10).await.unwrap();
+    let texts: Vec<String> =
+        entries.iter().map(|e| botmesh::provider::Reply::from_entry("7", e).text).collect();
+    assert_eq!(texts, ["echo: one", "echo: two"]);
+    let errors = bot.figures().into_iter().find(|figure| figure.name == "errors").unwrap();
+    assert_eq!(errors.value, 1, "the one that has no text");
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::provider::{DeliverError, Delivery, Link, Reply, SendError, SentId, WebhookResponse};
@@ -26,6 +27,14 @@ pub struct Posted {
 struct Accepted {
     accepted: bool,
     duplicate: bool,
+}
+
+/// The answer to a request of another shape.
+#[derive(Serialize)]
+pub(super) struct Taken {
+    pub(super) accepted: bool,
+    pub(super) taken: usize,
+    pub(super) duplicates: usize,
 }
 
 /// The body of an error (the shape of SPEC K6).
@@ -73,14 +82,10 @@ pub(crate) fn unavailable(why: String, retry_after: Duration) -> WebhookResponse
 /// Takes one posted message of a channel: 200 after the commit, 400 with the JSON path where it does
 /// not decode, 413 where it is too large, 503 where the group cannot commit.
 pub async fn take_post(channel: &str, body: &[u8], link: &Link) -> WebhookResponse {
-    let mut json_body = serde_json::Deserializer::from_slice(body);
-    let posted: Posted = match serde_path_to_error::deserialize(&mut json_body) {
+    let posted: Posted = match decode(body) {
         Ok(posted) => posted,
-        Err(error) => return undecodable(&error.path().to_string(), error.inner()),
+        Err(response) => return response,
     };
-    if let Err(error) = json_body.end() {
-        return undecodable(".", &error);
-    }
     let mut chat = ChatKey::new(channel, posted.chat);
     chat.participant = posted.participant;
     let message = Message::text(posted.id, chat, posted.text);
@@ -93,6 +98,15 @@ pub async fn take_post(channel: &str, body: &[u8], link: &Link) -> WebhookRespon
         Err(DeliverError::Unavailable { why, retry_after }) => unavailable(why, retry_after),
         Err(error) => unavailable(error.to_string(), Duration::from_secs(1)),
     }
+}
+
+/// Decodes a body; where it is not what it should be, the answer 400 that says where.
+pub(crate) fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, WebhookResponse> {
+    let mut json_body = serde_json::Deserializer::from_slice(body);
+    let decoded = serde_path_to_error::deserialize(&mut json_body)
+        .map_err(|error| undecodable(&error.path().to_string(), error.inner()))?;
+    json_body.end().map_err(|error| undecodable(".", &error))?;
+    Ok(decoded)
 }
 
 /// Says where the fault is and of what kind, and nothing of the content (SPEC M1).
