@@ -217,7 +217,6 @@ impl Powered {
 
 /// What a disk kept of what was not synced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::enum_variant_names, reason = "each says what alone was synced")]
 enum Disk {
     /// Nothing.
     Nothing,
