@@ -3,6 +3,8 @@
 //! They need root: a small disk is a loop-mounted file, and failing and hanging system calls are
 //! `strace`'s. Where the machine forbids it, the tests say `SKIPPED` by name.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod support;
 
 use std::fs;
