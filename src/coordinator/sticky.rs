@@ -16,9 +16,7 @@
 //!   was clean: every write of it answered. Anything else gives the turn back (9).
 //! * 7: a call-back is a level. [`crate::machine::Machine::is_alone`] is read after each message and
 //!   whenever the node says that somebody came to wait; a message that tells so is only a hint.
-//! * 8: called back, the local messages already taken are handled first, and no new one is taken. One
-//!   that comes while some of them still wait takes its ticket when the last of them begins: earlier,
-//!   and a turn that is cut under them would send them behind it.
+//! * 8: called back, the local messages already taken are handled first, and no new one is taken.
 //! * 10: once a release is on its way the turn is dead here. Local messages that waited for it take
 //!   tickets, in their order, before any later message of the chat does.
 
@@ -132,10 +130,6 @@ struct Stick {
     standing: Standing,
     /// Local messages, in order of arrival. Only while one is at work, or after the end.
     waiting: VecDeque<oneshot::Sender<Granted>>,
-    /// Messages that came after a call-back, behind those.
-    behind: VecDeque<oneshot::Sender<Granted>>,
-    /// Messages of this stick are taking tickets, one after another.
-    requeuing: bool,
     /// Messages that had it.
     messages: u64,
     said: u64,
@@ -172,9 +166,8 @@ impl Sticks {
         if self.how.is_none() || resting.is_some_and(|until| now < until) {
             return;
         }
-        let (standing, waiting, behind) = (Standing::AtWork, VecDeque::new(), VecDeque::new());
-        let (requeuing, messages, said) = (false, 1, 0);
-        let stick = Stick { ticket, fence, standing, waiting, behind, requeuing, messages, said };
+        let (standing, waiting) = (Standing::AtWork, VecDeque::new());
+        let stick = Stick { ticket, fence, standing, waiting, messages: 1, said: 0 };
         // One that ended still has local messages that take tickets: no new ones until they have.
         if !self.held.get(queue).is_some_and(|held| held.standing == Standing::Ended) {
             self.held.insert(queue.clone(), stick);
@@ -193,11 +186,8 @@ impl Sticks {
             return;
         }
         stick.standing = Standing::Ended;
-        stick.waiting.append(&mut stick.behind);
         stick.waiting.retain(|waiting| !waiting.is_closed());
-        if stick.requeuing {
-            // Whoever is at it goes on with these.
-        } else if stick.waiting.is_empty() {
+        if stick.waiting.is_empty() {
             self.held.remove(queue);
         } else {
             // The session's task is gone only when the session is.
@@ -213,10 +203,6 @@ impl Sticks {
             if next.send(granted).is_ok() {
                 stick.messages += 1;
                 stick.standing = Standing::AtWork;
-                if stick.waiting.is_empty() && !stick.behind.is_empty() && !stick.requeuing {
-                    // The session's task is gone only when the session is.
-                    let _ = self.stranded.send(queue.clone());
-                }
                 return true;
             }
         }
@@ -309,16 +295,8 @@ impl Session {
             stick.waiting.push_back(sender);
             return Some(place());
         }
-        if stick.requeuing || !stick.behind.is_empty() {
-            stick.behind.push_back(sender);
-            return Some(place());
-        }
         if taking || !look(&*self.group, |machine| machine.is_alone(queue, ticket, fence)) {
-            if stick.waiting.is_empty() {
-                return None;
-            }
-            stick.behind.push_back(sender);
-            return Some(place());
+            return None;
         }
         stick.waiting.push_back(sender);
         if let Standing::Idle { number, .. } = stick.standing {
@@ -363,13 +341,6 @@ impl Session {
             sticks.note_called(queue, now);
             sticks.end(queue, fence);
             return false;
-        }
-        // Whoever called it back has gone again.
-        if let Some(stick) = sticks.held.get_mut(queue) {
-            stick.waiting.append(&mut stick.behind);
-        }
-        if sticks.pass_on(queue, self.incarnation()) {
-            return true;
         }
         sticks.rest(queue, now);
         let lapsed = sticks.take_lapsed(now);
@@ -442,28 +413,18 @@ impl Session {
         }
     }
 
-    /// The first message of a queue that has to take a ticket now and that somebody still waits for:
-    /// of an ended turn all, of one called back those behind the local ones. An ended turn is forgotten
-    /// where there is none.
+    /// The first stranded local message of a queue that somebody still waits for; the queue is
+    /// forgotten where there is none.
     pub(super) fn next_stranded(&self, queue: &QueueKey) -> Option<oneshot::Sender<Granted>> {
         let mut places = self.places.lock();
         let held = &mut places.sticks.held;
-        let stick = held.get_mut(queue)?;
-        let line = match stick.standing {
-            Standing::Ended => Some(&mut stick.waiting),
-            _ if stick.waiting.is_empty() => Some(&mut stick.behind),
-            _ => None,
-        };
-        let next = line.and_then(|line| {
-            std::iter::from_fn(|| line.pop_front()).find(|waits| !waits.is_closed())
-        });
-        stick.requeuing = next.is_some();
-        if next.is_some() {
-            return next;
+        let stick = held.get_mut(queue).filter(|stick| stick.standing == Standing::Ended)?;
+        while let Some(next) = stick.waiting.pop_front() {
+            if !next.is_closed() {
+                return Some(next);
+            }
         }
-        if stick.standing == Standing::Ended {
-            held.remove(queue);
-        }
+        held.remove(queue);
         None
     }
 }
