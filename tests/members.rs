@@ -128,11 +128,11 @@ async fn k3_a_damaged_founder_rejoins_as_new_and_founds_no_group_meanwhile() {
     let old = cluster.node_id(0).await;
     let group = cluster.status(0).await.unwrap()["cluster_id"].clone();
 
-    // Its log is lost, and for now nobody answers it.
+    // The end of its log is lost, and for now nobody answers it.
     cluster.nodes[0].kill();
     let dir = cluster.nodes[0].dir.clone();
-    let log = std::fs::File::options().write(true).open(dir.join("log/db")).unwrap();
-    log.set_len(0).unwrap();
+    let tail = std::fs::File::options().write(true).open(dir.join("log.tail")).unwrap();
+    tail.set_len(0).unwrap();
     for other in [1, 2] {
         cluster.nodes[other].kill();
     }
@@ -176,8 +176,8 @@ async fn k3_a_damaged_member_takes_its_own_place_as_another_while_the_group_runs
     assert_eq!(prefix.write(0, write).await.status, 200);
     let old = cluster.node_id(2).await;
     cluster.nodes[2].kill();
-    let db = cluster.nodes[2].dir.join("log/db");
-    std::fs::File::options().write(true).open(db).unwrap().set_len(0).unwrap();
+    let tail = cluster.nodes[2].dir.join("log.tail");
+    std::fs::File::options().write(true).open(tail).unwrap().set_len(0).unwrap();
     cluster.nodes[2].start(&[]);
     cluster.wait_ready(2).await;
     cluster.wait_settled().await;

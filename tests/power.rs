@@ -65,7 +65,7 @@ impl Strace {
         self.child.wait().unwrap();
         let mut counts = BTreeMap::new();
         for line in fs::read_to_string(&self.output).unwrap().lines() {
-            // 4711 fdatasync(12</data/n1/log/db>) = 0; a call that was interrupted in the record
+            // 4711 fdatasync(12</data/n1/log.tail>) = 0; a call that was interrupted in the record
             // has a second line, without the file.
             let call = line.contains("fdatasync(") || line.contains("fsync(");
             if let Some(file) = line.split_once('<').and_then(|(_, rest)| rest.split_once('>'))
