@@ -149,8 +149,8 @@ async fn pick(group: &Group, blow: Blow, run: usize) -> Result<Vec<usize>, Failu
 #[derive(Default)]
 struct Seen {
     checks: Checks,
-    /// The last fence of each chat.
-    fences: BTreeMap<String, u64>,
+    /// Where the last reply of each chat stands: its fence, and its number under that.
+    places: BTreeMap<String, (u64, u64)>,
     /// Replies that a living node has sent.
     sent: BTreeMap<String, usize>,
 }
@@ -163,8 +163,10 @@ impl Seen {
         if *times > 1 {
             self.checks.doubled += 1;
         }
-        let last = self.fences.insert(came.chat.clone(), came.fence).unwrap_or(0);
-        if *times == 1 && came.fence <= last {
+        // A fence goes on where the same replica has the next turn (SPEC N5, B10).
+        let place = (came.fence, came.turn_seq);
+        let last = self.places.insert(came.chat.clone(), place);
+        if *times == 1 && last.is_some_and(|last| place <= last) {
             self.checks.out_of_order += 1;
         }
     }

@@ -11,7 +11,7 @@ pub(crate) struct Checks {
     pub(crate) lost: u64,
     /// What came twice.
     pub(crate) doubled: u64,
-    /// What came under a fence that had not grown.
+    /// What came at a place, by fence and number under it, that was not behind the last one.
     pub(crate) out_of_order: u64,
 }
 

@@ -20,6 +20,8 @@ pub(super) struct Came {
     pub(super) in_reply_to: String,
     pub(super) chat: String,
     pub(super) fence: u64,
+    /// How many replies came before it under this fence.
+    pub(super) turn_seq: u64,
     pub(super) at: Instant,
 }
 
@@ -29,6 +31,7 @@ struct Body {
     in_reply_to: String,
     chat: String,
     fence: u64,
+    turn_seq: u64,
 }
 
 #[derive(Clone)]
@@ -103,9 +106,9 @@ impl Sink {
 
 async fn take(State(mut shared): State<Shared>, Json(body): Json<Body>) -> StatusCode {
     let at = Instant::now();
-    let Body { id, in_reply_to, chat, fence } = body;
+    let Body { id, in_reply_to, chat, fence, turn_seq } = body;
     // Whoever measures may have ended.
-    let _ = shared.came.send(Came { id, in_reply_to, chat, fence, at });
+    let _ = shared.came.send(Came { id, in_reply_to, chat, fence, turn_seq, at });
     let _ = shared.answers.wait_for(|answers| *answers).await;
     StatusCode::OK
 }
