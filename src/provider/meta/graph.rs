@@ -100,10 +100,34 @@ fn fault(answer: &Answer, said: &Value) -> SendError {
     let transient = error.get("is_transient").and_then(Value::as_bool) == Some(true);
     match answer.status {
         _ if PASSES.contains(&code) || transient => SendError::Transport { why },
-        503 => SendError::Transport { why },
         // What stands between us and Meta answered: whether Meta took it is not known.
         500.. if error.is_null() => SendError::OutcomeUnknown { why },
         500.. => SendError::Transport { why },
         _ => SendError::Refused { why },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use hyper::header::HeaderMap;
+
+    use super::*;
+
+    fn fault_of(status: u16, body: &'static str) -> SendError {
+        let body = Bytes::from_static(body.as_bytes());
+        let answer = Answer { status, headers: HeaderMap::new(), body };
+        fault(&answer, &answer.json())
+    }
+
+    /// A proxy may answer after Meta has taken the message.
+    #[test]
+    fn g3_what_a_proxy_answers_leaves_the_outcome_open_and_what_meta_answers_does_not() {
+        for status in [500, 502, 503, 504] {
+            let found = fault_of(status, "<html>upstream</html>");
+            assert!(matches!(found, SendError::OutcomeUnknown { .. }), "{status}: {found}");
+            let found = fault_of(status, r#"{"error":{"code":2,"message":"busy"}}"#);
+            assert!(matches!(found, SendError::Transport { .. }), "{status}: {found}");
+        }
     }
 }
