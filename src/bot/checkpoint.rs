@@ -132,6 +132,13 @@ pub(crate) enum Keeping {
     Nothing,
 }
 
+impl Keeping {
+    /// Whether it goes on from the store.
+    pub(crate) fn is_checkpointed(self) -> bool {
+        matches!(self, Self::Persistent | Self::Ephemeral)
+    }
+}
+
 /// What the turn that writes a checkpoint knows besides the conversation.
 pub(crate) struct Writing<'a> {
     pub(crate) keeping: Keeping,

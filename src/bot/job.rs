@@ -242,7 +242,7 @@ impl Job {
             let error = RuntimeError::Send { chat: self.chat(), id, source };
             self.runtime.events.error(Some(self.chat()), error);
         }
-        let mut ops = self.scope.sends();
+        let mut ops = self.scope.sends(&self.scope.take_said());
         ops.push(Op::Acknowledge(turn.ticket()));
         // A post is journaled, so it is this commit that ends its turn.
         ops.push(self.ending().unwrap_or(Op::Release(turn.ticket())));

@@ -75,10 +75,7 @@ impl Progress {
     }
 
     fn is_checkpointed(&self) -> bool {
-        matches!(
-            self.runtime.keeping(&self.flow, &self.core),
-            Keeping::Persistent | Keeping::Ephemeral
-        )
+        self.runtime.keeping(&self.flow, &self.core).is_checkpointed()
     }
 
     /// The write of the conversation's row, as it stands. `ticket`: the message at work, where this

@@ -2,7 +2,10 @@
 //!
 //! Invariant: whatever acts for a chat goes through a [`Scope`] and asks [`Scope::check`] first. With
 //! durability, what is said is only gathered here; it enters the chat's outbox in the commit that
-//! ends the turn, or, from a step that takes long, in an early one under the same fence.
+//! ends the turn, or, from a step that takes long, in an early one under the same fence. Without, it
+//! is sent at once; but what a checkpointed conversation says is gathered too, and sent after the
+//! write that says how far it is: who hears a question has its answer taken for that question, also
+//! where the replica dies right after asking.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -55,6 +58,8 @@ pub(crate) struct Scope {
     stored: Mutex<Stored>,
     // Whether the turn's loss was told.
     told: AtomicBool,
+    // Whether what is said waits for a write, though there is no outbox.
+    holding: AtomicBool,
     // What was said and not committed; the step appends, the driver takes. One lock because both
     // sides are tasks' short critical sections.
     said: Mutex<Said>,
@@ -85,7 +90,8 @@ impl Scope {
         let count = turn.said_before();
         let said = Mutex::new(Said { pending: VecDeque::new(), count, steps: 0, step_started });
         let (stored, told) = (Mutex::new(Stored::Known(None)), AtomicBool::new(false));
-        Arc::new(Self { turn, message, origin, runtime, cause, stored, told, said })
+        let holding = AtomicBool::new(runtime.durable);
+        Arc::new(Self { turn, message, origin, runtime, cause, stored, told, holding, said })
     }
 
     pub(crate) fn cause(&self) -> Cause {
@@ -220,10 +226,23 @@ impl Scope {
         }
     }
 
-    /// What was said and not committed, as operations.
-    pub(crate) fn sends(&self) -> Vec<Op> {
+    /// From here on what is said waits for the write that holds how far the conversation is, and
+    /// goes out after it, in order.
+    pub(crate) fn hold(&self) {
+        self.holding.store(true, Ordering::Release);
+    }
+
+    /// What this adds to the chat's outbox; without durability only where being listed is being
+    /// delivered.
+    pub(crate) fn sends(&self, said: &[Outgoing]) -> Vec<Op> {
         let chat = room(self.chat());
-        self.take_said().into_iter().map(|send| Op::Send { chat: chat.clone(), send }).collect()
+        let durable = self.runtime.durable;
+        let said = said.iter().filter(|send| durable || send.keep > 0);
+        let op = |send: &Outgoing| {
+            let send = Outgoing { deliver: durable && send.deliver, ..send.clone() };
+            Op::Send { chat: chat.clone(), send }
+        };
+        said.map(op).collect()
     }
 
     /// Commits this much of what was said, ahead of the turn's end, after this write.
@@ -232,17 +251,35 @@ impl Scope {
         write: Option<Op>,
         said: &[Outgoing],
     ) -> Result<Vec<Revision>, CommitError> {
-        let chat = room(self.chat());
-        let sends = said.iter().map(|send| Op::Send { chat: chat.clone(), send: send.clone() });
-        let ops: Vec<Op> = write.into_iter().chain(sends).collect();
-        if ops.is_empty() {
-            return Ok(Vec::new());
-        }
-        let written = self.runtime.store.commit(self.authority(), ops).await;
-        if let Err(CommitError::OutcomeUnknown { .. }) = &written {
-            self.turn.mark_uncertain();
+        let ops: Vec<Op> = write.into_iter().chain(self.sends(said)).collect();
+        let written = match ops.is_empty() {
+            true => Ok(Vec::new()),
+            false => self.runtime.store.commit(self.authority(), ops).await,
+        };
+        match &written {
+            Ok(_) => self.deliver(said).await,
+            Err(CommitError::OutcomeUnknown { .. }) => self.turn.mark_uncertain(),
+            Err(_) => {}
         }
         written
+    }
+
+    /// Sends what waited for a write that is made; with durability the outbox does. What cannot be
+    /// sent while the turn lasts is reported, and the next is tried.
+    pub(crate) async fn deliver(&self, said: &[Outgoing]) {
+        if self.runtime.durable {
+            return;
+        }
+        let Some(provider) = self.runtime.providers.get(&self.chat().channel) else { return };
+        for send in said.iter().filter(|send| send.deliver) {
+            let until = self.turn.valid_until();
+            let delivery = outbox::delivery(self.chat(), send, self.fence(), until);
+            if let Err(source) = self.send_now(provider.as_ref(), &delivery).await {
+                let (chat, id) = (self.chat().to_string(), send.id.clone());
+                let error = RuntimeError::Send { chat: chat.clone(), id, source };
+                self.runtime.events.error(Some(chat), error);
+            }
+        }
     }
 
     /// How much was said under this turn's fence so far.
@@ -277,7 +314,7 @@ impl Scope {
                 keep: capabilities.listed,
             }
         };
-        if self.runtime.durable {
+        if self.holding.load(Ordering::Acquire) {
             self.said.lock().pending.push_back(send);
             return Ok(());
         }

@@ -13,7 +13,7 @@ use super::scope::Stored;
 use super::timers;
 use crate::coordinator::LostReason;
 use crate::provider::room;
-use crate::store::{CommitError, Op};
+use crate::store::{CommitError, Op, Outgoing};
 use crate::types::Revision;
 
 /// Longest wait before a message is tried again.
@@ -35,6 +35,8 @@ struct Effects {
     ops: Vec<Op>,
     /// Whether the first one writes the conversation's row, and whether as a stub.
     wrote: Option<bool>,
+    /// What goes out after that.
+    said: Vec<Outgoing>,
 }
 
 impl Job {
@@ -83,7 +85,7 @@ impl Job {
                 return self.failed(error).await;
             }
         };
-        let Effects { ops, wrote } = effects;
+        let Effects { ops, wrote, said } = effects;
         let releases = matches!(ops.last(), Some(Op::Release(_) | Op::Keep { .. }));
         let sends = ops.iter().any(|op| matches!(op, Op::Send { send, .. } if send.deliver));
         let written = match self.written(ops).await {
@@ -97,6 +99,7 @@ impl Job {
             // The group says so too; this is sooner, and a bot that stops does not miss it.
             Sender::ready(&self.runtime, room(self.scope.chat()));
         }
+        self.say(&said).await;
         match after {
             After::Waits(live) => {
                 let new = |stub| written.map(|revision| LiveRow { revision, stub });
@@ -160,14 +163,31 @@ impl Job {
                 }
             }
         }
-        ops.extend(self.scope.sends());
+        let said = self.scope.take_said();
+        ops.extend(self.scope.sends(&said));
         if self.scope.journaled().is_some() {
             ops.push(Op::Acknowledge(ticket));
         }
-        if self.runtime.fenced_store && !ops.is_empty() {
+        // What is still to be said is said under the turn.
+        let silent = self.runtime.durable || said.is_empty();
+        if self.runtime.fenced_store && !ops.is_empty() && silent {
             ops.extend(self.ending());
         }
-        Ok(Effects { ops, wrote })
+        Ok(Effects { ops, wrote, said })
+    }
+
+    /// Says what waited for the turn's commit, as long as a step might take.
+    async fn say(&self, said: &[Outgoing]) {
+        if self.runtime.durable || said.is_empty() {
+            return;
+        }
+        let until = self.runtime.clock.now() + self.runtime.settle;
+        tokio::select! {
+            () = self.scope.deliver(said) => return,
+            () = self.runtime.clock.sleep_until(until) => {}
+            () = self.runtime.reached(Phase::Cutting) => {}
+        }
+        tracing::warn!(chat = %self.scope.chat(), "a turn ended before all was sent that it said");
     }
 
     /// The write of a waiting conversation's row.
@@ -229,10 +249,13 @@ impl Job {
     /// Reports a failure and waits a little before the message comes again.
     pub(super) async fn failed(&self, error: RuntimeError) {
         self.runtime.events.error(Some(self.chat()), error);
-        if self.scope.journaled().is_some() {
-            let wait = Duration::from_millis(25) * 2_u32.saturating_pow(self.attempt.min(6));
-            self.pause(wait.min(RETRY_WAIT_MAX)).await;
+        if self.scope.journaled().is_none() {
+            // It does not come again, and what it said was said.
+            let said = self.scope.take_said();
+            return self.say(&said).await;
         }
+        let wait = Duration::from_millis(25) * 2_u32.saturating_pow(self.attempt.min(6));
+        self.pause(wait.min(RETRY_WAIT_MAX)).await;
     }
 
     /// Waits, but not past the turn's loss or the bot's end.

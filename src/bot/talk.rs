@@ -60,6 +60,8 @@ impl Job {
         let cancel = flow.plan.cancel.as_ref().filter(|(word, _)| word == ctx.text());
         let (_, reply) = cancel?.clone();
         let id = format!("{}/{id}/cancel", self.scope.chat());
+        // Who hears that it is over is not asked on.
+        self.scope.hold();
         Some(match self.scope.send(id.clone(), reply).await {
             Ok(()) => End::Over,
             Err(source) => End::Failed(RuntimeError::Send { chat: self.chat(), id, source }),
@@ -111,6 +113,7 @@ impl Job {
     }
 
     fn start(&self, live: Live, hooked: bool) -> Run {
+        self.hold_for(&live.flow, &live.core);
         let progress = Progress {
             runtime: self.runtime.clone(),
             scope: self.scope.clone(),
@@ -121,6 +124,13 @@ impl Job {
             stored: parking_lot::Mutex::new(live.stored),
         };
         Run { live, progress: Arc::new(progress) }
+    }
+
+    /// What a conversation says goes out after the write that holds how far it is.
+    pub(super) fn hold_for(&self, flow: &AnyFlow, core: &Core) {
+        if self.runtime.keeping(flow, core).is_checkpointed() {
+            self.scope.hold();
+        }
     }
 
     async fn drive(&self, run: &mut Run, given: Vec<Given>) -> (Driven<Ended>, Vec<Given>) {

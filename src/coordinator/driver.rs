@@ -34,6 +34,10 @@ use crate::types::{Incarnation, TicketId};
 /// How long opening may fail before the log says so (case c21), and how often it does then.
 const REPORT_EVERY: Duration = Duration::from_secs(5);
 
+/// How long a release that nobody waits for may wait for another command to share an entry with: the
+/// chat's next ticket, most often.
+const RELEASE_WITHIN: Duration = Duration::from_millis(5);
+
 /// How often it is looked for turns that lapsed: they go together.
 const LAPSE_MIN: Duration = Duration::from_millis(50);
 const LAPSE_MAX: Duration = Duration::from_secs(5);
@@ -480,6 +484,11 @@ async fn requeue(shared: &Shared, session: &Arc<Session>, lease: Duration, queue
 /// Releases or withdraws one ticket; asks until there is an answer (SPEC E4).
 async fn release(shared: &Shared, session: Incarnation, lease: Duration, returned: Returned) {
     let Returned { ticket, granted, answer } = returned;
+    // Whoever asked, or stands in the queue, is not kept waiting.
+    let rides = answer.is_none()
+        && granted.as_ref().is_some_and(|(queue, fence)| {
+            look(&*shared.group, |machine| machine.is_alone(queue, ticket, *fence))
+        });
     let key = granted.as_ref().map(|(queue, _)| queue.name.clone());
     let prefix = shared.prefix.clone();
     let command = match granted {
@@ -491,9 +500,10 @@ async fn release(shared: &Shared, session: Incarnation, lease: Duration, returne
         },
         None => Command::Release { prefix, ticket, session },
     };
+    let latest = shared.clock.now() + if rides { RELEASE_WITHIN } else { Duration::ZERO };
     let reply = loop {
         let deadline = shared.clock.now() + lease / 6;
-        let asked = shared.execute(command.clone(), deadline);
+        let asked = shared.execute_by(command.clone(), latest, deadline);
         let outcome = tokio::select! {
             outcome = asked => outcome,
             () = shared.clock.sleep_until(deadline) => continue,

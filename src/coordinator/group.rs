@@ -100,12 +100,27 @@ impl Shared {
         deadline: BootInstant,
     ) -> Result<Reply, ExecuteError> {
         let answer = self.group.execute(command, deadline).await;
-        match &answer {
-            Ok(_) => self.note(None),
+        self.noted(answer)
+    }
+
+    /// The same for what may share an entry until `latest`.
+    pub(super) async fn execute_by(
+        &self,
+        command: Command,
+        latest: BootInstant,
+        deadline: BootInstant,
+    ) -> Result<Reply, ExecuteError> {
+        let answer = self.group.execute_by(command, latest, deadline).await;
+        self.noted(answer)
+    }
+
+    fn noted(&self, answer: Result<Reply, ExecuteError>) -> Result<Reply, ExecuteError> {
+        self.note(match &answer {
+            Ok(_) => None,
             Err(ExecuteError::NotExecuted(why) | ExecuteError::OutcomeUnknown(why)) => {
-                self.note(Some(why.clone()));
+                Some(why.clone())
             }
-        }
+        });
         answer
     }
 

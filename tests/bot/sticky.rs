@@ -26,7 +26,7 @@ async fn count(_at: At, c: &mut Convo<Vec<String>>) -> Result<Next<At>> {
 
 /// Repeats all it heard, from a persistent flow.
 fn counting(bot: BotBuilder) -> BotBuilder {
-    bot.flow(Flow::new(COUNT, count).persistent())
+    bot.flow(Flow::new(COUNT, count).persistent().cancel_on("cancel", "Cancelled."))
         .on(Route::Any, async |ctx| Ok(ctx.enter(COUNT, Vec::new()).await?))
 }
 
@@ -73,7 +73,9 @@ fn distinct(fences: &[u64]) -> usize {
 
 #[tokio::test]
 async fn b10_without_durability_a_message_to_the_same_replica_costs_its_checkpoint_alone() {
-    for (sticky, costs, fences) in [(true, 1.0, 1), (false, 2.0, 20)] {
+    // Checkpoint; or ticket, checkpoint and release, of which the last shares the next ticket's entry
+    // where entries cost something.
+    for (sticky, costs, fences) in [(true, 1.0, 1), (false, 3.0, 20)] {
         let mut bots = Bots::new();
         let a = bots.start_with(counting, how(Durability::Off, sticky)).await;
         let b = bots.start_with(counting, how(Durability::Off, sticky)).await;
@@ -110,8 +112,34 @@ async fn b10_round_robin_keeps_the_order_and_every_memory_fresh() {
             let c = bots.start_with(counting, &set).await;
             let (cost, under) = talk(&bots, &[&a, &b, &c], 30).await;
             assert_eq!(distinct(&under), 30, "each replica's turn has a fence of its own");
-            // Ticket, call-back and checkpoint; or message, commit, and that it was sent.
+            // Ticket, checkpoint and release; or message, commit, and that it was sent.
             assert!(cost <= 3.0, "{durability:?}, sticky {sticky}: {cost}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn c8_whoever_heard_a_question_has_the_answer_taken_for_it() {
+    for durability in [Durability::On, Durability::Off] {
+        for sticky in [true, false] {
+            let mut bots = Bots::new();
+            let a = bots.start_with(counting, how(durability, sticky)).await;
+            let b = bots.start_with(counting, how(durability, sticky)).await;
+            let ann = a.provider.user("ann");
+            ann.says("hello").await.hears("so far ").await;
+            ann.says("1").await.hears("so far 1").await;
+            // The replica dies right after the next question arrived.
+            a.provider.lose_next_answer();
+            ann.says("2").await.hears("so far 1+2").await;
+            bots.kill(a).await;
+            let ann = b.provider.user("ann");
+            ann.says("3").await.hears("so far 1+2+3").await;
+            // Whoever heard that it is over is not asked on.
+            let c = bots.start_with(counting, how(durability, sticky)).await;
+            b.provider.lose_next_answer();
+            ann.says("cancel").await.hears("Cancelled.").await;
+            bots.kill(b).await;
+            c.provider.user("ann").says("hello").await.hears("so far ").await;
         }
     }
 }
