@@ -450,33 +450,31 @@ async fn sticking(
     }
 }
 
-/// Takes tickets for the messages that waited for a turn that ended, one after another: they keep
-/// the order in which they came.
+/// Takes a ticket for the messages that waited for a turn that ended, where they need one. It serves
+/// them all, and is asked for before the ticket of any that comes later.
 async fn requeue(shared: &Shared, session: &Arc<Session>, lease: Duration, queue: QueueKey) {
-    while let Some(waits) = session.next_stranded(&queue) {
-        loop {
-            let take = session.taking(queue.clone());
-            let deadline = shared.clock.now() + lease / 3;
-            let (owner, queue) = (session.incarnation(), queue.clone());
-            let command = Command::TakeTicket { session: owner, queue, if_free: false };
-            match shared.execute(command, deadline).await {
-                Ok(Reply::Ticket { ticket, .. }) => {
-                    take.answered_for(ticket, waits);
-                    break;
-                }
-                Ok(other) => {
-                    // Whoever waits is told that its turn is lost.
-                    tracing::warn!(
-                        ?other,
-                        "a message's turn ended before it, and it got no ticket"
-                    );
-                    break;
-                }
-                // A ticket that was taken after all is an orphan.
-                Err(fault) => tracing::debug!(%fault, "a ticket has no answer; asking again"),
+    while session.needs_ticket(&queue) {
+        let take = session.taking(queue.clone());
+        let command = Command::TakeTicket {
+            session: session.incarnation(),
+            queue: queue.clone(),
+            if_free: false,
+        };
+        let deadline = shared.clock.now() + lease / 3;
+        match shared.execute(command, deadline).await {
+            Ok(Reply::Ticket { ticket, .. }) => take.answered_for_oldest(ticket),
+            Ok(other) => {
+                // Whoever waits is told that its turn is lost.
+                tracing::warn!(?other, "a message's turn ended before it, and it got no ticket");
+                session.refuse_stranded(&queue);
             }
-            drop(take);
-            shared.clock.sleep_until(shared.clock.now() + pause(lease)).await;
+            // A ticket that was taken after all is an orphan. The next is asked for later, and until
+            // then nobody else does.
+            Err(fault) => {
+                tracing::debug!(%fault, "a ticket has no answer; asking again");
+                shared.clock.sleep_until(shared.clock.now() + pause(lease)).await;
+                drop(take);
+            }
         }
     }
 }

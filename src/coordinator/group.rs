@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 
 use super::driver::{self, may_repeat};
 use super::group_clock::GroupClock;
-use super::guards::Place;
+use super::place::Place;
 use super::session::{Journaled, Session};
 use super::sticky::Sticky;
 use super::under;
@@ -599,6 +599,6 @@ impl Coordinator for GroupCoordinator {
 }
 
 fn lead(name: &str, place: &Place, grant: crate::machine::Grant) -> Lead {
-    let Place { queue, ticket, tenure, .. } = place;
-    Lead::new(name.to_owned(), queue.clone(), *ticket, grant, tenure.clone())
+    let Place { queue, tenure, .. } = place;
+    Lead::new(name.to_owned(), queue.clone(), place.ticket(), grant, tenure.clone())
 }

@@ -9,13 +9,13 @@
 //!   first makes it so, under the lock that a renewal has to take too (DESIGN 3 rule 8).
 //! * A guard's `Drop` neither spawns nor blocks: it tells the session's task, which releases.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::session::Session;
+use super::place::{Granted, Place};
 use super::sticky::Home;
 use super::{CoordinationError, LostReason};
 use crate::clock::{BootInstant, Clock};
@@ -138,7 +138,7 @@ impl Tenure {
         }
     }
 
-    fn give_back(&self, returned: Returned) {
+    pub(super) fn give_back(&self, returned: Returned) {
         // The session's task is gone only when the session is, and then nothing is held.
         let _ = self.shared.returns.send(returned);
     }
@@ -417,7 +417,7 @@ impl Ticket {
 
     /// Its number.
     pub fn id(&self) -> TicketId {
-        self.place.ticket
+        self.place.ticket()
     }
 
     pub(crate) fn place(&mut self) -> &mut Place {
@@ -426,104 +426,12 @@ impl Ticket {
 
     /// The turn it was granted.
     pub(crate) fn granted(&self, granted: &Granted) -> Turn {
-        let Place { queue, session, tenure, .. } = &self.place;
+        let Place { queue, tenure, .. } = &self.place;
         let Granted { ticket, grant, .. } = *granted;
         let turn = Turn::new(self.key.clone(), queue.clone(), ticket, grant, tenure.clone());
-        match session.upgrade() {
+        match self.place.session() {
             Some(session) => turn.at_home(session.home(queue, granted)),
             None => turn,
-        }
-    }
-}
-
-/// What comes out of a place.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Granted {
-    pub(crate) ticket: TicketId,
-    pub(crate) grant: Grant,
-    /// Set where the ticket is not the place's own but that of a turn that stayed: how many messages
-    /// it had before, and how much they said.
-    pub(crate) local: Option<(u64, u64)>,
-}
-
-/// A place in any queue, and where its grant comes out. Dropped before, it is withdrawn.
-#[derive(Debug)]
-pub(crate) struct Place {
-    pub(crate) queue: QueueKey,
-    pub(crate) ticket: TicketId,
-    pub(crate) tenure: Tenure,
-    /// When it was taken.
-    pub(crate) since: BootInstant,
-    session: Weak<Session>,
-    /// Whether it has no ticket of its own (yet), so that there is nothing to withdraw.
-    local: bool,
-    /// `None` once the grant was taken out.
-    grant: Option<oneshot::Receiver<Granted>>,
-}
-
-impl Place {
-    pub(super) fn new(
-        queue: QueueKey,
-        ticket: TicketId,
-        session: &Arc<Session>,
-        since: BootInstant,
-        grant: oneshot::Receiver<Granted>,
-    ) -> Self {
-        let (tenure, session) = (session.tenure.clone(), Arc::downgrade(session));
-        Self { queue, ticket, tenure, since, session, local: false, grant: Some(grant) }
-    }
-
-    /// A place in the line for a turn that stayed here.
-    pub(super) fn local(
-        queue: QueueKey,
-        ticket: TicketId,
-        session: &Arc<Session>,
-        since: BootInstant,
-        grant: oneshot::Receiver<Granted>,
-    ) -> Self {
-        let mut place = Self::new(queue, ticket, session, since, grant);
-        place.local = true;
-        place
-    }
-
-    /// Waits for the grant. Cancel-safe. The place no longer withdraws itself afterwards.
-    pub(crate) async fn granted(&mut self) -> Result<Granted, LostReason> {
-        let Some(waiting) = &mut self.grant else { return Err(LostReason::SteppedDown) };
-        let grant = tokio::select! {
-            biased;
-            reason = self.tenure.lost() => return Err(reason),
-            grant = waiting => grant,
-        };
-        self.grant = None;
-        // Without an answer the ticket ended by another's doing.
-        let lost = || self.tenure.check().err().unwrap_or(LostReason::Superseded);
-        let granted = grant.map_err(|_| lost())?;
-        self.ticket = granted.ticket;
-        Ok(granted)
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let Some(mut waiting) = self.grant.take() else { return };
-        if !self.local {
-            return self.tenure.give_back(Returned {
-                ticket: self.ticket,
-                granted: None,
-                answer: None,
-            });
-        }
-        // From here on nothing can be sent; what was, nobody has taken out.
-        waiting.close();
-        let Ok(Granted { ticket, grant, local }) = waiting.try_recv() else { return };
-        let said = local.map_or(0, |(_, said)| said);
-        let stays = self
-            .session
-            .upgrade()
-            .is_some_and(|session| local.is_some() && session.keep(&self.queue, grant.fence, said));
-        if !stays {
-            let granted = Some((self.queue.clone(), grant.fence));
-            self.tenure.give_back(Returned { ticket, granted, answer: None });
         }
     }
 }

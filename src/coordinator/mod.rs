@@ -21,6 +21,7 @@ mod group;
 mod group_clock;
 mod guards;
 mod namesakes;
+mod place;
 mod session;
 mod sticky;
 #[cfg(test)]

@@ -16,9 +16,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
-use super::guards::{Granted, Place, Returned, Tenure};
+use super::guards::{Returned, Tenure};
+use super::place::{Holding, Place, Waiter};
 use super::sticky::{Sticks, Sticky};
 use crate::clock::BootInstant;
 use crate::group::{Group, look};
@@ -61,8 +62,8 @@ pub(super) struct Places {
 
 #[derive(Debug)]
 enum Known {
-    /// Somebody here waits for it.
-    Waiting(oneshot::Sender<Granted>),
+    /// Somebody here waits for it, in this queue.
+    Waiting(QueueKey, Waiter),
     /// Handed out under this fence, and perhaps given back since.
     Handed(Fence),
 }
@@ -115,7 +116,10 @@ impl Session {
 
     /// A ticket ended.
     pub(super) fn ended(&self, ticket: TicketId) {
-        self.places.lock().known.remove(&ticket);
+        let mut places = self.places.lock();
+        if let Some(Known::Waiting(queue, _)) = places.known.remove(&ticket) {
+            places.sticks.look_at(&queue);
+        }
     }
 
     /// Reads the machine for what effects may not have told.
@@ -130,7 +134,9 @@ impl Session {
                 tickets.iter().map(|(ticket, ..)| *ticket).collect();
             gone.retain(|ticket| !present.contains(ticket));
             for ticket in gone {
-                places.known.remove(&ticket);
+                if let Some(Known::Waiting(queue, _)) = places.known.remove(&ticket) {
+                    places.sticks.look_at(&queue);
+                }
             }
             for (ticket, queue, grant) in tickets {
                 if let Some(grant) = grant {
@@ -178,10 +184,41 @@ impl Session {
         }
     }
 
+    /// Nobody waits any more in a place that held this.
+    pub(super) fn withdraw(&self, queue: &QueueKey, holding: &Holding) {
+        let ticket = {
+            let mut places = self.places.lock();
+            // Without a ticket there is nothing to withdraw: it is passed over.
+            let Some(ticket) = holding.get() else { return };
+            match places.known.get(&ticket) {
+                Some(Known::Waiting(_, waiter)) if waiter.is_gone() => {}
+                // Its turn came this very moment; a grant that nobody takes is given back.
+                _ => return,
+            }
+            if let Some(next) = places.sticks.oldest_stranded(queue) {
+                return places.waits(queue.clone(), ticket, next);
+            }
+            ticket
+        };
+        self.tenure.give_back(Returned { ticket, granted: None, answer: None });
+    }
+
     /// A ticket is about to be asked for in this queue.
     pub(super) fn taking(self: &Arc<Self>, queue: QueueKey) -> Take {
-        self.places.lock().taking.entry(queue.clone()).or_default().asked += 1;
-        Take { session: self.clone(), queue }
+        let mut places = self.places.lock();
+        places.taking.entry(queue.clone()).or_default().asked += 1;
+        let number = places.sticks.next_number();
+        Take { session: self.clone(), queue, number }
+    }
+
+    /// See [`Places::needs_ticket`].
+    pub(super) fn needs_ticket(&self, queue: &QueueKey) -> bool {
+        self.places.lock().needs_ticket(queue)
+    }
+
+    /// The oldest message of this queue that has no ticket gets none.
+    pub(super) fn refuse_stranded(&self, queue: &QueueKey) {
+        drop(self.places.lock().sticks.oldest_stranded(queue));
     }
 }
 
@@ -191,19 +228,43 @@ impl Places {
         self.taking.contains_key(queue)
     }
 
+    fn waits(&mut self, queue: QueueKey, ticket: TicketId, waiter: Waiter) {
+        waiter.gets(ticket);
+        self.known.insert(ticket, Known::Waiting(queue, waiter));
+    }
+
+    /// Whether messages wait without a ticket, and none that this replica has or is taking will do.
+    fn needs_ticket(&mut self, queue: &QueueKey) -> bool {
+        let waits = |known: &Known| match known {
+            Known::Waiting(of, waiter) => of == queue && !waiter.is_gone(),
+            Known::Handed(_) => false,
+        };
+        self.sticks.has_stranded(queue) && !self.is_taking(queue) && !self.known.values().any(waits)
+    }
+
+    /// The turn of a ticket came, for whoever took it and who came before.
+    fn hand(
+        &mut self,
+        queue: QueueKey,
+        ticket: TicketId,
+        grant: Grant,
+        waiter: Waiter,
+    ) -> Option<Unasked> {
+        self.known.insert(ticket, Known::Handed(grant.fence));
+        // Where the waiter is gone, its withdrawal may be on its way.
+        match self.sticks.granted(&queue, ticket, grant, waiter) {
+            true => None,
+            false => Some(Unasked { queue, ticket, grant }),
+        }
+    }
+
     fn granted(&mut self, queue: QueueKey, ticket: TicketId, grant: Grant) -> Option<Unasked> {
         match self.known.get_mut(&ticket) {
             Some(Known::Handed(fence)) if grant.fence <= *fence => None,
-            Some(known @ Known::Waiting(_)) => {
-                let Known::Waiting(waiting) = std::mem::replace(known, Known::Handed(grant.fence))
-                else {
-                    return None;
-                };
-                // Where the waiter is gone, its withdrawal may be on its way; one that waited for a
-                // turn that stayed knows of no ticket to withdraw.
-                match waiting.send(Granted { ticket, grant, local: None }) {
-                    Ok(()) => None,
-                    Err(_) => Some(Unasked { queue, ticket, grant }),
+            Some(known @ Known::Waiting(..)) => {
+                match std::mem::replace(known, Known::Handed(grant.fence)) {
+                    Known::Waiting(_, waiter) => self.hand(queue, ticket, grant, waiter),
+                    Known::Handed(_) => None,
                 }
             }
             // Returned before and granted again (SPEC C9).
@@ -228,38 +289,44 @@ impl Places {
 pub(super) struct Take {
     session: Arc<Session>,
     queue: QueueKey,
+    /// When it was asked for, among all that wait.
+    number: u64,
 }
 
 impl Take {
     /// The answer: this ticket is ours. Its grant may have come first.
     pub(super) fn answered(self, ticket: TicketId, since: BootInstant) -> Place {
-        let (grant, granted) = oneshot::channel();
-        let place = Place::new(self.queue.clone(), ticket, &self.session, since, granted);
-        self.answered_for(ticket, grant);
+        let (place, waiter) =
+            Place::new(self.queue.clone(), ticket, &self.session, since, self.number);
+        self.is_ours(ticket, Some(waiter));
         place
     }
 
-    /// The answer, for whoever waits at the other end.
-    pub(super) fn answered_for(self, ticket: TicketId, waits: oneshot::Sender<Granted>) {
+    /// The answer, for the oldest message that has no ticket.
+    pub(super) fn answered_for_oldest(self, ticket: TicketId) {
+        self.is_ours(ticket, None);
+    }
+
+    fn is_ours(self, ticket: TicketId, waiter: Option<Waiter>) {
         let mut places = self.session.places.lock();
         let early = places.taking.get_mut(&self.queue).and_then(|taking| {
             let at = taking.early.iter().position(|(early, _)| *early == ticket)?;
             Some(taking.early.swap_remove(at).1)
         });
-        match early {
-            Some(early) => {
-                places.known.insert(ticket, Known::Handed(early.fence));
-                let gone = waits.send(Granted { ticket, grant: early, local: None }).is_err();
+        let waiter = waiter.or_else(|| places.sticks.oldest_stranded(&self.queue));
+        let queue = self.queue.clone();
+        let unasked = match (waiter, early) {
+            (Some(waiter), None) => return places.waits(queue, ticket, waiter),
+            (Some(waiter), Some(grant)) => places.hand(queue, ticket, grant, waiter),
+            (None, Some(grant)) => Some(Unasked { queue, ticket, grant }),
+            (None, None) => {
                 drop(places);
-                if gone {
-                    let queue = self.queue.clone();
-                    self.session.hand_out(vec![Unasked { queue, ticket, grant: early }]);
-                }
+                let unused = Returned { ticket, granted: None, answer: None };
+                return self.session.tenure.give_back(unused);
             }
-            None => {
-                places.known.insert(ticket, Known::Waiting(waits));
-            }
-        }
+        };
+        drop(places);
+        self.session.hand_out(unasked.into_iter().collect());
     }
 }
 
@@ -273,6 +340,7 @@ impl Drop for Take {
                 return;
             }
             let early = places.taking.remove(&self.queue).map(|taking| taking.early);
+            places.sticks.look_at(&self.queue);
             let route = |(ticket, grant)| places.granted(self.queue.clone(), ticket, grant);
             early.into_iter().flatten().filter_map(route).collect()
         };

@@ -25,9 +25,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
-use super::guards::{Granted, Place, Returned};
+use super::guards::Returned;
+use super::place::{Granted, Place, Waiter};
 use super::session::Session;
 use crate::clock::BootInstant;
 use crate::group::look;
@@ -118,7 +119,7 @@ pub(super) struct Sticks {
     idle: BTreeMap<u64, QueueKey>,
     counted: u64,
     called: HashMap<QueueKey, Called>,
-    /// Queues whose local messages have to take tickets.
+    /// Queues whose local messages may need a ticket.
     stranded: mpsc::UnboundedSender<QueueKey>,
 }
 
@@ -129,7 +130,7 @@ struct Stick {
     fence: Fence,
     standing: Standing,
     /// Local messages, in order of arrival. Only while one is at work, or after the end.
-    waiting: VecDeque<oneshot::Sender<Granted>>,
+    waiting: VecDeque<Waiter>,
     /// Messages that had it.
     messages: u64,
     said: u64,
@@ -141,7 +142,7 @@ enum Standing {
     AtWork,
     /// Nobody has it.
     Idle { number: u64, since: BootInstant },
-    /// Its release is proposed; who waits takes a ticket.
+    /// Its release is proposed; who waits has no ticket.
     Ended,
 }
 
@@ -182,17 +183,73 @@ impl Sticks {
         if let Standing::Idle { number, .. } = stick.standing {
             self.idle.remove(&number);
         }
-        if stick.standing == Standing::Ended {
-            return;
-        }
         stick.standing = Standing::Ended;
-        stick.waiting.retain(|waiting| !waiting.is_closed());
+        self.look_at(queue);
+    }
+
+    /// A turn that ended, where messages still wait for it.
+    fn ended(&mut self, queue: &QueueKey) -> Option<&mut Stick> {
+        let stick = self.held.get_mut(queue)?;
+        if stick.standing != Standing::Ended {
+            return None;
+        }
+        stick.waiting.retain(|waiting| !waiting.is_gone());
         if stick.waiting.is_empty() {
             self.held.remove(queue);
-        } else {
+        }
+        self.held.get_mut(queue)
+    }
+
+    /// Whether messages wait in this queue for a turn that ended, and have no ticket.
+    pub(super) fn has_stranded(&mut self, queue: &QueueKey) -> bool {
+        self.ended(queue).is_some()
+    }
+
+    /// Has it looked whether they need one.
+    pub(super) fn look_at(&mut self, queue: &QueueKey) {
+        if self.has_stranded(queue) {
             // The session's task is gone only when the session is.
             let _ = self.stranded.send(queue.clone());
         }
+    }
+
+    /// Takes out the oldest of them, for a ticket of its own.
+    pub(super) fn oldest_stranded(&mut self, queue: &QueueKey) -> Option<Waiter> {
+        let oldest = self.ended(queue)?.waiting.pop_front();
+        self.has_stranded(queue);
+        oldest
+    }
+
+    /// The turn of a ticket came. Who waits without a ticket and came before whoever took it has it
+    /// first, as if the turn had stayed. `false`: nobody waits any more.
+    pub(super) fn granted(
+        &mut self,
+        queue: &QueueKey,
+        ticket: TicketId,
+        grant: Grant,
+        waiter: Waiter,
+    ) -> bool {
+        let Some(stick) = self.ended(queue) else {
+            return waiter.granted(Granted { ticket, grant, local: None }).is_ok();
+        };
+        let mut waiting = std::mem::take(&mut stick.waiting);
+        let at = waiting.partition_point(|other| other.number < waiter.number);
+        waiting.insert(at, waiter);
+        let (fence, standing) = (grant.fence, Standing::AtWork);
+        *stick = Stick { ticket, fence, standing, waiting, messages: 1, said: 0 };
+        while let Some(next) = stick.waiting.pop_front() {
+            if next.granted(Granted { ticket, grant, local: Some((0, 0)) }).is_ok() {
+                return true;
+            }
+        }
+        self.held.remove(queue);
+        false
+    }
+
+    /// The next number, of a waiter or a rest.
+    pub(super) fn next_number(&mut self) -> u64 {
+        self.counted += 1;
+        self.counted
     }
 
     /// Passes the turn on to the next local message.
@@ -200,7 +257,7 @@ impl Sticks {
         let Some(stick) = self.held.get_mut(queue) else { return false };
         while let Some(next) = stick.waiting.pop_front() {
             let granted = stick.granted(me);
-            if next.send(granted).is_ok() {
+            if next.granted(granted).is_ok() {
                 stick.messages += 1;
                 stick.standing = Standing::AtWork;
                 return true;
@@ -210,8 +267,7 @@ impl Sticks {
     }
 
     fn rest(&mut self, queue: &QueueKey, now: BootInstant) {
-        self.counted += 1;
-        let number = self.counted;
+        let number = self.next_number();
         if let Some(stick) = self.held.get_mut(queue) {
             stick.standing = Standing::Idle { number, since: now };
             self.idle.insert(number, queue.clone());
@@ -286,24 +342,22 @@ impl Session {
     pub(super) fn local(self: &Arc<Self>, queue: &QueueKey, now: BootInstant) -> Option<Place> {
         let mut places = self.places.lock();
         let taking = places.is_taking(queue);
+        let number = places.sticks.next_number();
         let stick = places.sticks.held.get_mut(queue)?;
         let (ticket, fence) = (stick.ticket, stick.fence);
-        let (sender, granted) = oneshot::channel();
-        let place = || Place::local(queue.clone(), ticket, self, now, granted);
-        if stick.standing == Standing::Ended {
-            // Behind those that came before it and take their tickets now.
-            stick.waiting.push_back(sender);
-            return Some(place());
-        }
-        if taking || !look(&*self.group, |machine| machine.is_alone(queue, ticket, fence)) {
+        if taking
+            || stick.standing == Standing::Ended
+            || !look(&*self.group, |machine| machine.is_alone(queue, ticket, fence))
+        {
             return None;
         }
-        stick.waiting.push_back(sender);
+        let (place, waiter) = Place::new(queue.clone(), ticket, self, now, number);
+        stick.waiting.push_back(waiter);
         if let Standing::Idle { number, .. } = stick.standing {
             places.sticks.idle.remove(&number);
             places.sticks.pass_on(queue, self.incarnation());
         }
-        Some(place())
+        Some(place)
     }
 
     /// The place was granted: where its turn belongs.
@@ -357,7 +411,7 @@ impl Session {
         let Some(stick) = sticks.held.get_mut(queue).filter(|stick| stick.fence == fence) else {
             return true;
         };
-        stick.waiting.retain(|waiting| !waiting.is_closed());
+        stick.waiting.retain(|waiting| !waiting.is_gone());
         let (ticket, wanted) = (stick.ticket, !stick.waiting.is_empty());
         if stick.standing != Standing::AtWork {
             return true;
@@ -411,20 +465,5 @@ impl Session {
             // The session's task is gone only when the session is, and then nothing is held.
             let _ = self.orphans.send(returned);
         }
-    }
-
-    /// The first stranded local message of a queue that somebody still waits for; the queue is
-    /// forgotten where there is none.
-    pub(super) fn next_stranded(&self, queue: &QueueKey) -> Option<oneshot::Sender<Granted>> {
-        let mut places = self.places.lock();
-        let held = &mut places.sticks.held;
-        let stick = held.get_mut(queue).filter(|stick| stick.standing == Standing::Ended)?;
-        while let Some(next) = stick.waiting.pop_front() {
-            if !next.is_closed() {
-                return Some(next);
-            }
-        }
-        held.remove(queue);
-        None
     }
 }

@@ -148,6 +148,93 @@ async fn b10_what_waited_for_a_turn_that_was_cut_keeps_its_order() {
     assert_eq!(a.look(|machine| machine.turn_counts()), (0, 0), "no ticket is left");
 }
 
+/// Rules 8 and 9: a message that came after the call-back has a ticket, and one that came before it
+/// and waited has none when the step before it is cut. They share that ticket's turn, in order.
+#[tokio::test]
+async fn b10_after_a_cut_a_ticket_serves_who_came_before_it() {
+    let Scene { a, b, .. } = scene();
+    let (holder, other) = (open_sticky(&a, "a").await, open_sticky(&b, "b").await);
+    let cut = turn(&holder, &chat("c")).await;
+    let mut first = holder.take_ticket(&chat("c")).await.unwrap();
+    let mut second = holder.take_ticket(&chat("c")).await.unwrap();
+    let mut called = other.take_ticket(&chat("c")).await.unwrap();
+    settle().await;
+    let mut later = holder.take_ticket(&chat("c")).await.unwrap();
+    let mut behind = other.take_ticket(&chat("c")).await.unwrap();
+    a.forget_asked();
+    cut.revoke(LostReason::Settled);
+    drop(cut);
+    let theirs = wait(&other, &mut called).await;
+    assert!(a.asked(is_take).is_empty(), "the ticket it has will do");
+    theirs.keep(0);
+    let one = wait(&holder, &mut first).await;
+    assert_eq!(one.previous_holder(), other.incarnation(), "its memory is stale (C2)");
+    assert!(now(&holder, &mut second).await.is_none());
+    assert!(now(&holder, &mut later).await.is_none());
+    one.keep(1);
+    let two = wait(&holder, &mut second).await;
+    assert_eq!((two.fence(), two.nth(), two.said_before()), (one.fence(), 1, 1));
+    assert_eq!(two.previous_holder(), holder.incarnation());
+    two.keep(1);
+    let three = wait(&holder, &mut later).await;
+    assert_eq!((three.fence(), three.nth()), (one.fence(), 2));
+    assert!(now(&other, &mut behind).await.is_none(), "its ticket came after");
+    three.keep(1);
+    wait(&other, &mut behind).await.check().unwrap();
+}
+
+/// Rule 10 beside that: who took the ticket goes away. Before its turn, it serves the others; in
+/// their turn, it ends nothing.
+#[tokio::test]
+async fn b10_after_a_cut_a_withdrawal_ends_no_other_messages_turn() {
+    for granted in [false, true] {
+        let Scene { a, b, .. } = scene();
+        let (holder, other) = (open_sticky(&a, "a").await, open_sticky(&b, "b").await);
+        let cut = turn(&holder, &chat("c")).await;
+        let mut first = holder.take_ticket(&chat("c")).await.unwrap();
+        let mut second = holder.take_ticket(&chat("c")).await.unwrap();
+        let mut called = other.take_ticket(&chat("c")).await.unwrap();
+        settle().await;
+        let later = holder.take_ticket(&chat("c")).await.unwrap();
+        cut.revoke(LostReason::Settled);
+        drop(cut);
+        let theirs = wait(&other, &mut called).await;
+        let mut later = Some(later);
+        drop(later.take_if(|_| !granted));
+        settle().await;
+        theirs.keep(0);
+        let one = wait(&holder, &mut first).await;
+        drop(later);
+        settle().await;
+        one.check().unwrap();
+        let held = a.look(|machine| machine.turn_counts());
+        assert_eq!(held.0, 1, "the turn is held by whoever has it");
+        one.keep(0);
+        let two = wait(&holder, &mut second).await;
+        assert_eq!(two.fence(), one.fence(), "one ticket serves both");
+        two.keep(0);
+        drop(turn(&other, &chat("c")).await);
+    }
+}
+
+/// Where nothing will come of the ticket that is being taken, another is taken for who waits.
+#[tokio::test]
+async fn b10_after_a_cut_a_ticket_that_is_refused_leaves_nobody_waiting() {
+    let Scene { clock, a, .. } = scene();
+    let holder = open_sticky(&a, "a").await;
+    let cut = turn(&holder, &chat("c")).await;
+    let mut first = holder.take_ticket(&chat("c")).await.unwrap();
+    a.forget_asked();
+    let mut faults = [Fault::Refuse, Fault::Lose, Fault::LoseAnswer].into_iter();
+    a.faults(move |command| is_take(command).then(|| faults.next()).flatten());
+    cut.revoke(LostReason::Settled);
+    drop(cut);
+    pass(&clock, LEASE * 4).await;
+    assert_eq!(a.asked(is_take).len(), 4, "one at a time");
+    let one = wait(&holder, &mut first).await;
+    one.check().unwrap();
+}
+
 /// A local message whose asker goes away passes the turn on, before it has it and after.
 #[tokio::test]
 async fn b10_a_local_message_that_goes_away_passes_the_turn_on() {
