@@ -67,8 +67,10 @@ impl ReplyError {
 #[non_exhaustive]
 pub enum ConvoError {
     /// The chat's turn is lost; another replica continues from the checkpoint.
-    #[error("the turn for this chat is lost ({reason:?}); return, its new holder continues")]
+    #[error("the turn of {chat} is lost ({reason:?}); return, its new holder continues")]
     LeaseLost {
+        /// The chat.
+        chat: String,
         /// Why.
         reason: LostReason,
     },
@@ -110,7 +112,7 @@ impl ConvoError {
 impl From<ReplyError> for ConvoError {
     fn from(error: ReplyError) -> Self {
         match error {
-            ReplyError::LeaseLost { reason, .. } => Self::LeaseLost { reason },
+            ReplyError::LeaseLost { chat, reason } => Self::LeaseLost { chat, reason },
             error => Self::Send(error),
         }
     }

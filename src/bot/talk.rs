@@ -178,12 +178,12 @@ impl Job {
         match driven {
             Driven::Waits => End::Waits(Box::new(live)),
             Driven::Cut(reason) => {
-                core.interrupt(ConvoError::LeaseLost { reason });
+                core.interrupt(ConvoError::LeaseLost { chat: self.chat(), reason });
                 End::Lost(reason)
             }
             Driven::Done(Ended::End | Ended::Switch) => End::Over,
             Driven::Done(Ended::Failed(source)) => match core.interrupted() {
-                Some(ConvoError::LeaseLost { reason }) => End::Lost(reason),
+                Some(ConvoError::LeaseLost { reason, .. }) => End::Lost(reason),
                 _ if core.gave_up() => {
                     tracing::info!(chat = %self.scope.chat(), %source, "a conversation gave up");
                     End::Over

@@ -384,7 +384,9 @@ impl Core {
             },
             None => LostReason::Superseded,
         };
-        let why = ConvoError::LeaseLost { reason: lost };
+        // It is lent a turn, for a message of its chat, before any of its code runs.
+        let chat = inner.heard.as_ref().map(|heard| heard.chat.to_string()).unwrap_or_default();
+        let why = ConvoError::LeaseLost { chat, reason: lost };
         inner.interrupt = Some(why.clone());
         Err(why)
     }
