@@ -298,16 +298,16 @@ impl Take {
     pub(super) fn answered(self, ticket: TicketId, since: BootInstant) -> Place {
         let (place, waiter) =
             Place::new(self.queue.clone(), ticket, &self.session, since, self.number);
-        self.is_ours(ticket, Some(waiter));
+        self.claim(ticket, Some(waiter));
         place
     }
 
     /// The answer, for the oldest message that has no ticket.
     pub(super) fn answered_for_oldest(self, ticket: TicketId) {
-        self.is_ours(ticket, None);
+        self.claim(ticket, None);
     }
 
-    fn is_ours(self, ticket: TicketId, waiter: Option<Waiter>) {
+    fn claim(self, ticket: TicketId, waiter: Option<Waiter>) {
         let mut places = self.session.places.lock();
         let early = places.taking.get_mut(&self.queue).and_then(|taking| {
             let at = taking.early.iter().position(|(early, _)| *early == ticket)?;
