@@ -9,4 +9,5 @@ mod raft {
     mod faults;
     mod members;
     mod sticky;
+    mod versions;
 }

@@ -13,6 +13,7 @@ pub(super) const EXIT_CODES: &[(u8, &str)] = &[
     (4, "the data directory is in use, damaged or not writable"),
     (5, "no answer: the node cannot be reached, or the group has no quorum"),
     (6, "refused: wrong secret, wrong group, or the change is not allowed"),
+    (7, "the group or the data directory needs a newer version of this program"),
     (130, "a second Ctrl-C: everything was killed at once"),
 ];
 
@@ -40,6 +41,9 @@ pub(super) enum Failure {
     /// The group says no.
     #[error("{0}")]
     Refused(String),
+    /// A newer version has to be started.
+    #[error("{0}")]
+    TooOld(String),
     /// The supervised command did not end well; its code, or 128 and the signal's number.
     #[error("the command ended ({how})")]
     Child {
@@ -66,6 +70,7 @@ impl Failure {
             Self::Directory(_) => 4,
             Self::NoAnswer(_) | Self::Leaderless(_) => 5,
             Self::Refused(_) => 6,
+            Self::TooOld(_) => 7,
             Self::Killed => 130,
             Self::Child { code, .. } => *code,
         })

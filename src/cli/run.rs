@@ -35,6 +35,8 @@ const BOT_STOP: Duration = Duration::from_secs(5);
 /// How long a node stays, once its own bot has stopped, for peers that are being stopped too:
 /// without its vote they could not close their sessions.
 const LINGER: Duration = Duration::from_millis(500);
+/// Longer than any process runs.
+const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
 /// How long leadership and disk may take.
 const NODE_STOP: Duration = Duration::from_secs(5);
 
@@ -81,7 +83,9 @@ async fn life(settings: &Settings, flows: Flows) -> Result<(), Failure> {
             std::process::exit(130);
         });
     }
-    parts.stop(settings.settle + BOT_STOP).await;
+    // Where the node cannot commit any more, waiting for what runs saves nothing.
+    let halted = matches!(ended, Err(Failure::TooOld(_)));
+    parts.stop(if halted { BOT_STOP } else { settings.settle + BOT_STOP }).await;
     drop(pid_file);
     ended
 }
@@ -149,6 +153,9 @@ fn refused(error: NodeError) -> Failure {
     match error {
         NodeError::Options(_) | NodeError::NotAMember { .. } => Failure::Usage(text),
         NodeError::Open(OpenError::Io { .. } | OpenError::InUse { .. }) => Failure::Directory(text),
+        NodeError::Open(OpenError::Newer { .. }) | NodeError::Halted { .. } => {
+            Failure::TooOld(text)
+        }
         NodeError::Open(_) => Failure::Directory(text),
         NodeError::NotJoined { .. } => Failure::Refused(text),
         _ => Failure::Other(text),
@@ -233,6 +240,7 @@ impl Parts {
                 Err(error) => Failure::Other(format!("the bot ended: {error}")),
             },
             refused = never_joined(&self.node) => refused,
+            why = halted(&self.node) => Failure::TooOld(why),
         }
     }
 
@@ -274,10 +282,18 @@ impl Parts {
 
 /// Resolves when this node is certain never to belong to a group.
 async fn never_joined(node: &Node) -> Failure {
-    match node.joined(Duration::from_secs(u64::from(u32::MAX))).await {
+    match node.joined(FOREVER).await {
         Ok(()) => std::future::pending().await,
         Err(error) => refused(error),
     }
+}
+
+/// Resolves when this node met what only a newer version understands.
+async fn halted(node: &Node) -> String {
+    if node.joined(FOREVER).await.is_err() {
+        return std::future::pending().await;
+    }
+    node.halted().await
 }
 
 fn listen(

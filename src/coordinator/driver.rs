@@ -203,7 +203,9 @@ async fn serve(shared: &Arc<Shared>, opened: Opened, namesakes: &mut Namesakes) 
     // Others need not wait for the lease to run out. No harm where it comes late: it names only
     // this incarnation. What it was sending when it was lost is in doubt, as if it had died.
     let giving_up = Command::GiveUpSession { session: incarnation };
-    close(shared, giving_up, lease / 3).await;
+    if giving_up.level() <= shared.group.command_level() {
+        close(shared, giving_up, lease / 3).await;
+    }
     After::Reopen
 }
 

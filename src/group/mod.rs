@@ -16,7 +16,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::clock::{BootInstant, Clock};
-use crate::machine::{Command, Machine, Reply};
+use crate::machine::{Command, LEVEL, Machine, Reply};
 use crate::types::{NodeId, ProcessToken};
 
 pub use crate::machine::Limits;
@@ -47,6 +47,19 @@ pub enum Unavailable {
     Overloaded {
         /// Commands waiting.
         waiting: usize,
+    },
+    /// Not every voter's program understands the command (SPEC M5); all that is older goes on.
+    #[error(
+        "it needs a program of level {needs} on every voting node, and node {node} has announced \
+         level {knows}: start the newer version there, then ask again"
+    )]
+    TooNew {
+        /// The command's level.
+        needs: u32,
+        /// A voter that is below it.
+        node: NodeId,
+        /// What it has announced; the lowest level where it has said nothing.
+        knows: u32,
     },
     /// This node is shutting down, or is not (yet, any more) a member.
     #[error("this node does not serve: {why}")]
@@ -118,6 +131,12 @@ pub trait Group: Send + Sync + 'static {
 
     /// Whether what is acknowledged survives the end of this process.
     fn is_durable(&self) -> bool;
+
+    /// The level up to which commands may be executed: who has an older way takes that for a command
+    /// above it, which would be refused as [`Unavailable::TooNew`]. It never falls.
+    fn command_level(&self) -> u32 {
+        LEVEL
+    }
 
     /// The process whose sessions end together once it is certain that it died; `None` where nobody
     /// could be certain. For sessions that are opened *in* this process, not for those that other

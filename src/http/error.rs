@@ -219,6 +219,7 @@ impl ApiError {
             Self::NotExecuted(Unavailable::NoQuorum { .. }) => "no_quorum",
             Self::NotExecuted(Unavailable::Timeout { .. }) => "timeout",
             Self::NotExecuted(Unavailable::NotServing { .. }) => "not_serving",
+            Self::NotExecuted(Unavailable::TooNew { .. }) => "upgrade_needed",
             Self::OutcomeUnknown(_) => "outcome_unknown",
             Self::Defect => "defect",
         }

@@ -158,6 +158,7 @@ impl Machine {
                 self.for_process(*process, command, effects)
             }
             Command::DeclareDead { process } => self.declare_dead(*process, effects),
+            Command::RaiseLevel { level } => self.raise_level(*level),
             Command::Rekey { prefix, from, to, users, keep_new } => {
                 self.rekey(prefix, (from, to), users, *keep_new, effects)
             }

@@ -3,7 +3,8 @@
 //! A [`Batch`] is one log entry: the commands that gathered at one node while its previous batch
 //! was in flight (DESIGN 1). It carries who sent it as (client, lane, serial), and the machine
 //! remembers the answers of the last batch of every lane, so a batch sent twice is applied once
-//! (SPEC B8): see [`Batch`]. Enums here grow only at the end (DESIGN 8).
+//! (SPEC B8): see [`Batch`]. Enums here grow only at the end (DESIGN 8), and what is added has a level
+//! (see [`super::level`]), so that older programs in the group are never given it.
 
 use serde::{Deserialize, Serialize};
 
@@ -499,5 +500,11 @@ pub enum Command {
     GiveUpSession {
         /// Which.
         session: Incarnation,
+    },
+    /// Every voter's program knows commands up to this level: from now on they may be proposed
+    /// (SPEC M5) → `Done`. A lower one than is agreed changes nothing.
+    RaiseLevel {
+        /// The level.
+        level: u32,
     },
 }

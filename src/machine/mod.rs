@@ -20,6 +20,7 @@
 //! | `views` | the reading side |
 //! | `table`, `tables`, `index` | how the state is kept |
 //! | `stored`, `digest` | how it is written down |
+//! | `level` | which programs understand what |
 //! | `invariants` | what must hold after every apply |
 
 mod command;
@@ -39,6 +40,7 @@ mod index;
 mod invariants;
 mod journal;
 mod keyed;
+mod level;
 mod locks;
 mod outbox;
 mod processes;
@@ -53,6 +55,7 @@ mod tables;
 mod tasks;
 mod views;
 
+pub use level::{LEVEL, LEVEL_LOWEST};
 pub use state::{
     DeadLetter, JournalRecord, Limits, LoadError, Machine, OutboxEntry, Row, SessionView, TaskView,
     TicketState,

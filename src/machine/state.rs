@@ -193,6 +193,9 @@ pub enum LoadError {
     /// The bytes are not a state.
     #[error("the stored state does not decode: {0}")]
     Corrupt(String),
+    /// A newer program wrote them.
+    #[error("a newer program wrote the stored state: {0}")]
+    Newer(String),
 }
 
 /// The state machine. What it holds is in `tables`, what only helps to find it in `index`.

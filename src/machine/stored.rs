@@ -14,6 +14,7 @@ use std::io::{Read, Write};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::LEVEL;
 use super::index::Index;
 use super::state::{Limits, LoadError, Machine};
 use super::tables::{CutTables, FrozenTables, Tables};
@@ -77,7 +78,7 @@ impl Machine {
     {
         let mut loading = Loading::new();
         for (key, value) in records {
-            loading.take(&key, &value)?;
+            loading.take(&key, &value);
         }
         loading.finish()
     }
@@ -91,7 +92,11 @@ impl Machine {
         let version = u16::from_le_bytes(from.bytes()?);
         if version != VERSION {
             let why = format!("it has format version {version}; this program reads {VERSION}");
-            return Err(LoadError::Corrupt(why));
+            return Err(if version > VERSION {
+                LoadError::Newer(why)
+            } else {
+                LoadError::Corrupt(why)
+            });
         }
         let count = u64::from_le_bytes(from.bytes()?);
         let mut loading = Loading::new();
@@ -104,7 +109,7 @@ impl Machine {
             }
             from.fill(&mut key, key_len)?;
             from.fill(&mut value, value_len)?;
-            loading.take(&key, &value)?;
+            loading.take(&key, &value);
         }
         let crc = from.crc;
         if u32::from_le_bytes(from.bytes()?) != crc {
@@ -118,21 +123,33 @@ impl Machine {
 struct Loading {
     tables: Tables,
     meta: Option<Meta>,
+    /// The first fault. It is told at the end, for the agreed level may say what it means.
+    fault: Option<LoadError>,
 }
 
 impl Loading {
     fn new() -> Self {
-        Self { tables: Tables::new(Meta::new(Limits::default())), meta: None }
+        Self { tables: Tables::new(Meta::new(Limits::default())), meta: None, fault: None }
     }
 
-    fn take(&mut self, key: &[u8], value: &[u8]) -> Result<(), LoadError> {
-        if let Some(meta) = self.tables.load(key, value)? {
-            self.meta = Some(meta);
+    fn take(&mut self, key: &[u8], value: &[u8]) {
+        match self.tables.load(key, value) {
+            Ok(Some(meta)) => self.meta = Some(meta),
+            Ok(None) => {}
+            Err(fault) if self.fault.is_none() => self.fault = Some(fault),
+            Err(_) => {}
         }
-        Ok(())
     }
 
     fn finish(mut self) -> Result<Machine, LoadError> {
+        let level = self.tables.level();
+        if level > LEVEL {
+            let why = format!("its group has agreed on level {level}; this program knows {LEVEL}");
+            return Err(LoadError::Newer(why));
+        }
+        if let Some(fault) = self.fault {
+            return Err(fault);
+        }
         let no_counters = || LoadError::Corrupt("it has no record of its counters".into());
         self.tables.meta = self.meta.ok_or_else(no_counters)?;
         let index = Index::build(&mut self.tables)?;

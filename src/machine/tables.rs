@@ -229,6 +229,10 @@ macro_rules! tables {
         }
 
         impl Tables {
+            /// The tags of all of them: where one is added, [`super::LEVEL`] rises.
+            #[cfg(test)]
+            pub(super) const TAGS: &'static [u8] = &[META_TAG, $($tag),*];
+
             pub(super) fn new(meta: Meta) -> Self {
                 Self { meta, meta_cut: None, $($name: Table::new($shards),)* }
             }
@@ -258,7 +262,11 @@ macro_rules! tables {
                 match key {
                     [META_TAG] => return decode(value).map(Some),
                     $([$tag, key @ ..] => load_into(&mut self.$name, key, value)?,)*
-                    _ => return Err(LoadError::Corrupt("a record of an unknown table".into())),
+                    [tag, ..] => {
+                        let why = format!("it has records of a table {tag}");
+                        return Err(LoadError::Newer(why));
+                    }
+                    [] => return Err(LoadError::Corrupt("a record without a key".into())),
                 }
                 Ok(None)
             }
@@ -353,6 +361,15 @@ tables! {
     19 kept: Arc<QueueKey> => Kept, Hashed, MANY;
     /// The leads that channels belong to.
     21 homes: (PrefixId, String) => Arc<QueueKey>, Hashed, 1;
+    /// The agreed level; one record, once it is above the lowest.
+    22 levels: () => u32, BTreeMap, 1;
+}
+
+impl Tables {
+    /// The agreed level.
+    pub(super) fn level(&self) -> u32 {
+        self.levels.get(&()).copied().unwrap_or(super::LEVEL_LOWEST)
+    }
 }
 
 fn load_into<K, V, S>(table: &mut Table<K, V, S>, key: &[u8], value: &[u8]) -> Result<(), LoadError>

@@ -16,12 +16,12 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::Status;
 use super::cluster::{JoinAnswer, JoinRequest, Problem};
 use super::identity::{Identity, KnownPeer};
 use super::member::{Leader, Member};
 use super::node::{Inner, NodeError, Phase};
 use super::peers::{Lane, root_cause};
+use super::{Status, levels};
 use crate::types::NodeId;
 
 /// Between two rounds of asking.
@@ -101,6 +101,7 @@ async fn ask_to_join(
         .clients
         .of(Lane::Forward)
         .post(format!("http://{address}/cluster/join"))
+        .header(levels::HEADER, inner.options.command_level)
         .timeout(within)
         .json(&request)
         .send()

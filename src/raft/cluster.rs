@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use axum::extract::rejection::JsonRejection;
 use axum::extract::{DefaultBodyLimit, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -21,7 +21,7 @@ use super::membership::{self, Applicant, MembershipError};
 use super::node::Inner;
 use super::peers::{Lane, root_cause};
 use super::types::Peer;
-use super::{NodeStatus, Role, Status, process};
+use super::{NodeStatus, Role, Status, levels, process};
 use crate::group::Unavailable;
 use crate::supervise::DEATH_PATH;
 use crate::types::{NameError, NodeId, ProcessToken, check_name};
@@ -83,6 +83,7 @@ impl From<Unavailable> for Problem {
             Unavailable::Timeout { .. } => "timeout",
             Unavailable::Overloaded { .. } => "overloaded",
             Unavailable::NotServing { .. } => "not_serving",
+            Unavailable::TooNew { .. } => "upgrade_needed",
         };
         Self::new(StatusCode::SERVICE_UNAVAILABLE, error, why.to_string()).later(500)
     }
@@ -108,6 +109,7 @@ impl From<MembershipError> for Problem {
             MembershipError::MembershipChanged { .. } => conflict("membership_changed"),
             MembershipError::NoSuccessor { .. } => conflict("no_successor"),
             MembershipError::Full => conflict("group_full"),
+            MembershipError::ProgramTooOld { .. } => conflict("program_too_old"),
         }
     }
 }
@@ -264,7 +266,8 @@ async fn at_leader<Q: Serialize, A: DeserializeOwned>(
             Err(Problem::new(status, "not_leader", message).later(200))
         }
         Leader::At(_, address) => {
-            pass(inner, &address, path, request, within).await.map(Turn::Done)
+            let level = headers.get(levels::HEADER);
+            pass(inner, &address, path, (request, level), within).await.map(Turn::Done)
         }
     }
 }
@@ -273,23 +276,20 @@ async fn pass<Q: Serialize, A: DeserializeOwned>(
     inner: &Inner,
     address: &str,
     path: &str,
-    request: &Q,
+    (request, level): (&Q, Option<&HeaderValue>),
     within: Duration,
 ) -> Result<A, Problem> {
     let lost = |why: String| {
         let message = format!("the leader at {address} did not answer: {why}; ask again");
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, "leader_lost", message).later(500)
     };
-    let response = inner
-        .clients
-        .of(Lane::Forward)
-        .post(format!("http://{address}{path}"))
-        .header(HOP, "1")
-        .timeout(within)
-        .json(request)
-        .send()
-        .await
-        .map_err(|error| lost(root_cause(&error)))?;
+    let url = format!("http://{address}{path}");
+    let passed = inner.clients.of(Lane::Forward).post(url).header(HOP, "1").timeout(within);
+    let passed = match level {
+        Some(level) => passed.header(levels::HEADER, level),
+        None => passed,
+    };
+    let response = passed.json(request).send().await.map_err(|error| lost(root_cause(&error)))?;
     let status = response.status();
     let body = response.bytes().await.map_err(|error| lost(root_cause(&error)))?;
     if status.is_success() {
@@ -332,7 +332,9 @@ async fn join(
         nonce: request.nonce.as_u128(),
         replaces: request.replaces,
     };
-    let id = membership::admit(&member, Applicant { peer, wanted: request.node_id }).await?;
+    let level = headers.get(levels::HEADER).and_then(levels::announced);
+    let applicant = Applicant { peer, wanted: request.node_id, level };
+    let id = membership::admit(&member, applicant).await?;
     let note = wait_for_vote(&member, id, wait_ms).await?;
     let status = inner.status();
     let voters: Vec<NodeId> = member.membership().membership().voter_ids().collect();
@@ -402,7 +404,7 @@ async fn leave(
         let began = member.clock.now();
         while member.clock.now() - began < Duration::from_secs(5) {
             if let Leader::At(_, address) = member.leader() {
-                return pass(&inner, &address, path, &request, PASS_WITHIN).await.map(Json);
+                return pass(&inner, &address, path, (&request, None), PASS_WITHIN).await.map(Json);
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }

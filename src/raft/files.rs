@@ -48,6 +48,18 @@ pub enum OpenError {
         /// What was found.
         why: String,
     },
+    /// A newer program wrote it; nothing of it is damaged.
+    #[error(
+        "{} holds the state of a newer version: {why}; install that version and start it here, it \
+         goes on where that one stopped",
+        dir.display()
+    )]
+    Newer {
+        /// The data directory.
+        dir: PathBuf,
+        /// How that shows.
+        why: String,
+    },
     /// A file that tells who this node is cannot be read.
     #[error(
         "{}: {why}; restore the file, or move the directory away and join as a new node",

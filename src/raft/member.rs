@@ -205,13 +205,19 @@ impl Member {
         if let Some(doubt) = self.peers.doubt() {
             return Some(Unavailable::NotServing { why: doubt.to_owned() });
         }
-        if let Some(full) = self.room.hindrance() {
-            return Some(full);
+        if let Some(lasts) = self.lasting_hindrance() {
+            return Some(lasts);
         }
         match self.leader() {
             Leader::Here | Leader::At(..) => None,
             Leader::Nobody => Some(self.no_quorum()),
         }
+    }
+
+    /// What hinders this node itself, and will not pass within a deadline.
+    pub(crate) fn lasting_hindrance(&self) -> Option<Unavailable> {
+        let halted = self.state.halted().map(|why| Unavailable::NotServing { why });
+        halted.or_else(|| self.room.hindrance())
     }
 
     /// How many voters answer, this node included where it is one.
@@ -253,6 +259,9 @@ impl Member {
 
     /// One ReadIndex round: up to where to apply.
     pub(crate) async fn read_index(&self) -> Result<u64, Unavailable> {
+        if let Some(why) = self.state.halted() {
+            return Err(Unavailable::NotServing { why });
+        }
         let answer = match self.leader() {
             Leader::Nobody => return Err(self.no_quorum()),
             Leader::Here => own_read_index(self).await,

@@ -23,6 +23,7 @@ use openraft::errors::{ClientWriteError, RaftError};
 use super::member::{Leader, Member};
 use super::peers::REACHABLE;
 use super::types::{Peer, StoredMembership};
+use crate::machine::LEVEL_LOWEST;
 use crate::types::NodeId;
 
 /// The most voters.
@@ -94,6 +95,17 @@ pub(crate) enum MembershipError {
     /// Too many members.
     #[error("the group has {MEMBERS_MAX} members, the most it takes; let one leave first")]
     Full,
+    /// It would not understand what the group has decided.
+    #[error(
+        "the group uses commands of level {needs} and the node's program knows those up to level \
+         {knows}: start a newer version of it, and it will be taken in"
+    )]
+    ProgramTooOld {
+        /// The group's level.
+        needs: u32,
+        /// The applicant's.
+        knows: u32,
+    },
     /// It was tried and its outcome is open.
     #[error("the change was not confirmed within {within:?}; look at the status and ask again")]
     Unconfirmed {
@@ -108,6 +120,9 @@ pub(crate) struct Applicant {
     pub(crate) peer: Peer,
     /// An id it asks for, which is refused unless it has it already.
     pub(crate) wanted: Option<NodeId>,
+    /// The level of its program, where it says so. One that does not is taken in, and halts where it
+    /// does not understand what it is given.
+    pub(crate) level: Option<u32>,
 }
 
 /// Who was handed leadership.
@@ -214,6 +229,10 @@ pub(crate) async fn admit(
     }
     if seen.membership().nodes().count() >= MEMBERS_MAX {
         return Err(MembershipError::Full);
+    }
+    let needs = member.command_level();
+    if let Some(knows) = applicant.level.filter(|knows| *knows < needs) {
+        return Err(MembershipError::ProgramTooOld { needs, knows });
     }
     let within = CHANGE_WITHIN;
     let id = match tokio::time::timeout(within, member.raft.write_blank()).await {
@@ -338,8 +357,12 @@ fn caught_up(member: &Member, seen: &StoredMembership) -> Vec<NodeId> {
         let at = matched.get(id).copied().flatten().map(|id| id.index());
         at.is_some_and(|at| last.saturating_sub(at) <= LAG_MAX)
     };
+    // A voter has to understand whatever the group may decide.
+    let agreed = member.command_level();
+    let understands = |id: &NodeId| member.peers.levels.of(*id).unwrap_or(LEVEL_LOWEST) >= agreed;
     let learners = seen.membership().learner_ids();
-    learners.filter(|id| near(id) && member.peers.heard_within(*id, REACHABLE)).collect()
+    let fit = learners.filter(|id| member.peers.heard_within(*id, REACHABLE) && understands(id));
+    fit.filter(near).collect()
 }
 
 /// How many of `ready` caught-up learners become voters beside `voters` that are there: as many as

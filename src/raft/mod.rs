@@ -10,6 +10,7 @@ mod group_time;
 mod hooks;
 mod identity;
 mod lanes;
+mod levels;
 mod log_store;
 mod marker;
 mod member;

@@ -27,6 +27,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use super::identity::{DataDir, Identity, KnownPeer};
+use super::levels::Levels;
 use super::log_store::{LogOptions, LogStore};
 use super::member::{Leader, Member, MemberCarrier, Parts};
 use super::network::Network;
@@ -43,7 +44,7 @@ use super::{
 };
 use crate::clock::{BootInstant, Clock};
 use crate::group::{ExecuteError, Group, Unavailable, Wakeups};
-use crate::machine::{Batch, BatchReply, Command, Effect, Machine};
+use crate::machine::{Batch, BatchReply, Command, Effect, LEVEL_LOWEST, Machine};
 use crate::supervise::{self, Link, OrphanError};
 use crate::types::{NodeId, ProcessToken, check_name};
 
@@ -75,6 +76,12 @@ pub enum NodeError {
     /// Raft did not start.
     #[error("starting Raft failed: {0}")]
     Raft(String),
+    /// It has to be started as a newer version.
+    #[error("{why}")]
+    Halted {
+        /// What it met, and what to do.
+        why: String,
+    },
     /// It did not become a member in time.
     #[error("this node belongs to no group yet: {why}")]
     NotJoined {
@@ -202,6 +209,20 @@ impl Node {
                 Readiness { caught_up: member.caught_up(), quorum: member.hindrance().is_none() }
             }
             Err(_) => Readiness { caught_up: false, quorum: false },
+        }
+    }
+
+    /// Resolves when this node has halted at something it does not understand, with what and what to
+    /// do about it. It takes part no longer; nothing was passed over, and a newer version of the
+    /// program goes on from there.
+    pub async fn halted(&self) -> String {
+        let Ok(member) = self.inner.member() else { return std::future::pending().await };
+        let mut halted = member.state.watch_halted();
+        drop(member);
+        match halted.wait_for(Option::is_some).await {
+            Ok(why) => why.clone().unwrap_or_default(),
+            // Shut down before.
+            Err(_) => std::future::pending().await,
         }
     }
 
@@ -405,12 +426,15 @@ impl Inner {
             wakeups: self.wakeups.clone(),
         });
         let opening = dir.clone();
-        let machine = self.options.machine;
+        let state_options = StateOptions {
+            level: self.options.command_level,
+            ..StateOptions::new(self.options.machine)
+        };
         let (room, log, state, pristine) = blocking(move || {
             let room = Arc::new(Room::new(opening.root(), limits.disk_low_water));
             let log = LogStore::open(&opening, LogOptions::default())?;
             let pristine = log.is_pristine();
-            let state = StateStore::open(&opening, &log, StateOptions::new(machine), hook)?;
+            let state = StateStore::open(&opening, &log, state_options, hook)?;
             Ok((room, log, state, pristine))
         })
         .await?;
@@ -421,12 +445,15 @@ impl Inner {
             self.clients.clone(),
             clock.clone(),
             self.options.advertise.clone(),
+            Levels::new(self.options.command_level),
         );
         let settings = settings(&timing, &limits).map_err(NodeError::Options)?;
         let network = Network::new(peers.clone(), timing);
-        let raft = Raft::new(identity.node_id, settings, network, log.clone(), state.clone())
-            .await
-            .map_err(|error| NodeError::Raft(error.to_string()))?;
+        let raft = Raft::new(identity.node_id, settings, network, log.clone(), state.clone());
+        let raft = raft.await.map_err(|error| match state.halted() {
+            Some(why) => NodeError::Halted { why },
+            None => NodeError::Raft(error.to_string()),
+        })?;
         // The founder of a group of one initialises it, also where it was cut off before it could:
         // its identity is only stamped where no log, no vote and no other member exist.
         if identity.node_id == FOUNDER && pristine {
@@ -526,15 +553,17 @@ impl Group for Node {
 
     async fn execute(&self, command: Command, deadline: BootInstant) -> Answer {
         let member = self.inner.member().map_err(ExecuteError::NotExecuted)?;
-        if let Some(full) = member.room.hindrance() {
-            return Err(ExecuteError::NotExecuted(full)); // It will not pass within a deadline.
+        if let Some(lasts) = member.lasting_hindrance() {
+            return Err(ExecuteError::NotExecuted(lasts));
         }
+        member.is_understood(&command, deadline).await.map_err(ExecuteError::NotExecuted)?;
         let renewal = member.lease_renewed(&command);
         member.proposals.execute(command, renewal, deadline, || member.hindrance()).await
     }
 
     async fn execute_by(&self, command: Command, latest: BootInstant, by: BootInstant) -> Answer {
         let member = self.inner.member().map_err(ExecuteError::NotExecuted)?;
+        member.is_understood(&command, by).await.map_err(ExecuteError::NotExecuted)?;
         member.proposals.execute_by(command, latest, by, || member.hindrance()).await
     }
 
@@ -578,6 +607,10 @@ impl Group for Node {
 
     fn is_durable(&self) -> bool {
         true
+    }
+
+    fn command_level(&self) -> u32 {
+        self.inner.member().map_or(LEVEL_LOWEST, |member| member.command_level())
     }
 
     fn process(&self) -> Option<ProcessToken> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::{Clock, SystemClock};
-use crate::machine::Limits;
+use crate::machine::{LEVEL, Limits};
 
 use super::Secret;
 
@@ -115,6 +115,10 @@ pub struct NodeOptions {
     pub limits: NodeLimits,
     /// The machine's bounds; those of the group's founder hold.
     pub machine: Limits,
+    /// The level of commands the node announces and applies (SPEC M5); less than all makes it behave
+    /// like an older program, for tests of groups of mixed versions.
+    #[doc(hidden)]
+    pub command_level: u32,
 }
 
 impl NodeOptions {
@@ -136,6 +140,7 @@ impl NodeOptions {
             timing: Timing::default(),
             limits: NodeLimits::default(),
             machine: Limits::default(),
+            command_level: LEVEL,
         }
     }
 }

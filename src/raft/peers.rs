@@ -18,6 +18,7 @@ use uuid::Uuid;
 use super::NodeOptions;
 use super::group_time::GroupTime;
 use super::identity::DataDir;
+use super::levels::{self, Levels};
 use super::wire::{self, Header, Refusal};
 use crate::clock::{BootInstant, Clock};
 use crate::codec::Kind;
@@ -159,6 +160,8 @@ pub(crate) struct Peers {
     clock: Arc<dyn Clock>,
     /// What the wall clocks of this node and its peers show.
     pub(crate) time: GroupTime,
+    /// Which commands this node's program and those of its peers understand.
+    pub(crate) levels: Levels,
     /// When a checked message of each peer last came. A plain mutex: held for a map access.
     heard: Mutex<HashMap<NodeId, BootInstant>>,
     /// Where each peer is, as the membership or the peer itself said last.
@@ -178,6 +181,7 @@ impl Peers {
         clients: Clients,
         clock: Arc<dyn Clock>,
         address: String,
+        levels: Levels,
     ) -> Arc<Self> {
         Arc::new(Self {
             cluster,
@@ -186,6 +190,7 @@ impl Peers {
             clients,
             time: GroupTime::new(clock.clone()),
             clock,
+            levels,
             heard: Mutex::default(),
             book: Mutex::default(),
             address,
@@ -233,6 +238,7 @@ impl Peers {
         }
         self.heard.lock().insert(header.from, self.clock.now());
         self.time.heard(header.from, header.wall_ms);
+        self.levels.met(header.from, header.nonce);
         self.note_address(header.from, &header.address);
         Ok(())
     }
@@ -284,6 +290,7 @@ impl Peers {
             .client(lane)
             .post(format!("http://{address}{path}"))
             .timeout(within)
+            .header(levels::HEADER, self.levels.announcement())
             .body(body)
             .send();
         let response = request.await.map_err(|error| failed(address, within, &error))?;
@@ -299,6 +306,7 @@ impl Peers {
         within: Duration,
     ) -> Result<A, CallError> {
         let status = response.status();
+        let said = response.headers().get(levels::HEADER).cloned();
         let body = response.bytes().await.map_err(|error| failed(address, within, &error))?;
         if status != StatusCode::OK {
             return Err(self.refused(address, status, &body));
@@ -310,6 +318,7 @@ impl Peers {
             return Err(broken(format!("node {} answered for node {to}", header.from)));
         }
         self.admit(&header).map_err(|refusal| broken(refusal.to_string()))?;
+        self.levels.heard(header.from, header.nonce, said.as_ref());
         wire::message(payload).map_err(|error| broken(error.to_string()))
     }
 

@@ -39,6 +39,9 @@ use crate::clock::{BootInstant, Clock};
 use crate::group::{ExecuteError, Unavailable};
 use crate::machine::{Batch, BatchReply, ClientId, Command, Machine, Reply};
 
+#[cfg(test)]
+mod tests;
+
 /// Lanes of a node. More of them overlap commits, fewer make larger batches. Not tuned yet.
 const LANES: u16 = 4;
 /// The most commands of one batch.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use futures_util::StreamExt;
@@ -29,7 +29,7 @@ use super::types::{Proposal, SnapshotFile, TypeConfig};
 use super::wire::{
     self, ForwardAnswer, Header, ReadIndex, ReadIndexAnswer, Refusal, SnapshotStart,
 };
-use super::{attend, suspect};
+use super::{attend, levels, suspect};
 use crate::codec::{DECODE_BYTES_MAX, Kind};
 use crate::group::Unavailable;
 
@@ -87,7 +87,9 @@ impl<Q: DeserializeOwned> Asked<Q> {
 /// Puts an answer into its envelope.
 pub(super) fn answer<A: Serialize>(member: &Member, to: &Header, answer: &A) -> Response {
     let body = wire::seal(Kind::Response, &member.peers.header(to.from), answer);
-    ([(header::CONTENT_TYPE, "application/octet-stream")], body).into_response()
+    let kind = HeaderValue::from_static("application/octet-stream");
+    let level = (HeaderName::from_static(levels::HEADER), member.peers.levels.announcement());
+    ([(header::CONTENT_TYPE, kind), level], body).into_response()
 }
 
 fn not_serving(why: Unavailable) -> Refusal {
@@ -104,8 +106,9 @@ fn failed(error: impl std::fmt::Display) -> Refusal {
 
 pub(super) type Answer = Result<Response, Refusal>;
 
-async fn append(State(inner): State<Arc<Inner>>, body: Bytes) -> Answer {
+async fn append(State(inner): State<Arc<Inner>>, headers: HeaderMap, body: Bytes) -> Answer {
     let asked = Asked::<AppendEntriesRequest<TypeConfig>>::open(&inner, &body)?;
+    asked.member.peers.levels.led(&asked.from, headers.get(levels::HEADER));
     if !asked.question.entries.is_empty() {
         has_room(&asked.member)?;
     }

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use super::files::{self, OpenError};
 use super::types::{SnapshotFile, SnapshotMeta, TypeConfig};
 use crate::codec::{self, Kind};
-use crate::machine::{Frozen, Machine};
+use crate::machine::{Frozen, LoadError, Machine};
 
 /// A snapshot as openraft passes it around.
 pub(crate) type Snapshot = openraft::type_config::alias::SnapshotOf<TypeConfig, SnapshotFile>;
@@ -157,6 +157,11 @@ fn invalid(why: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why.into())
 }
 
+/// Whether a snapshot was not read because a newer program wrote it.
+pub(crate) fn is_newer(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::Unsupported
+}
+
 /// The head of an open file.
 fn head(from: &mut impl Read) -> io::Result<SnapshotMeta> {
     let mut len = [0; 4];
@@ -175,7 +180,10 @@ pub(crate) fn load(path: &Path) -> io::Result<(SnapshotMeta, Machine)> {
     let file = File::open(path)?;
     let mut from = Summed { inner: BufReader::with_capacity(1 << 18, file), crc: 0 };
     let meta = head(&mut from)?;
-    let machine = Machine::read(&mut from).map_err(|error| invalid(error.to_string()))?;
+    let machine = Machine::read(&mut from).map_err(|error| match error {
+        LoadError::Newer(why) => io::Error::new(io::ErrorKind::Unsupported, why),
+        error => invalid(error.to_string()),
+    })?;
     check_end(from)?;
     Ok((meta, machine))
 }

@@ -61,6 +61,10 @@ pub struct NodeStatus {
     pub role: Role,
     /// Whether this node spoke with it lately.
     pub reachable: bool,
+    /// The level of commands its program knows, as it told this node; `None` where it has not. Two
+    /// followers do not talk to each other, so the leader's view is the whole one.
+    #[serde(default)]
+    pub level: Option<u32>,
 }
 
 /// A live session.
@@ -125,6 +129,9 @@ pub struct Status {
     pub leads: Vec<LeadStatus>,
     /// Turns.
     pub turns: TurnCounts,
+    /// The level of commands the group has agreed on; 0 before this node belongs to one.
+    #[serde(default)]
+    pub command_level: u32,
 }
 
 /// Whether a node serves, for `/readyz` (SPEC K7).
@@ -164,6 +171,7 @@ impl Inner {
                 sessions: Vec::new(),
                 leads: Vec::new(),
                 turns: TurnCounts::default(),
+                command_level: 0,
             };
         };
         let server = member.server();
@@ -189,6 +197,7 @@ impl Inner {
             sessions,
             leads,
             turns,
+            command_level: member.command_level(),
         }
     }
 
@@ -244,6 +253,10 @@ fn nodes_of(member: &Member, leader: Option<NodeId>) -> Vec<NodeStatus> {
             _ => Role::Learner,
         },
         reachable: member.peers.heard_within(id, REACHABLE),
+        level: match id == member.id() {
+            true => Some(member.peers.levels.own),
+            false => member.peers.levels.of(id),
+        },
     };
     nodes.map(one).collect()
 }

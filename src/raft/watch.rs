@@ -10,7 +10,7 @@ use openraft::async_runtime::WatchReceiver;
 use super::member::{Leader, Member};
 use super::node::{Inner, known_peers};
 use super::types::{Peer, StoredMembership};
-use super::{bootstrap, membership, room, suspect};
+use super::{bootstrap, levels, membership, room, suspect};
 use crate::group::Unavailable;
 use crate::machine::Command;
 use crate::types::NodeId;
@@ -31,6 +31,7 @@ pub(crate) fn spawn(inner: &Arc<Inner>, member: &Arc<Member>) {
         Box::pin(watch_quorum(member.clone())),
         Box::pin(catch_up(member.clone())),
         Box::pin(membership::tend(member.clone())),
+        Box::pin(levels::tend(member.clone())),
         Box::pin(suspect::watch(member.clone())),
         Box::pin(beat_at_once(member.clone())),
         Box::pin(room::watch(member.clone())),

@@ -122,7 +122,15 @@ impl GroupStore {
             Op::Acknowledge(ticket) => Step::Acknowledge { prefix, ticket },
             Op::Send { chat, send } => Step::Send { prefix, chat, send },
             Op::Release(ticket) => Step::Release { prefix, ticket },
-            Op::Keep { ticket, said } => Step::Keep { prefix, ticket, said },
+            Op::Keep { ticket, said } => {
+                let keep = Step::Keep { prefix: prefix.clone(), ticket, said };
+                // In a group with older programs the turn ends all the same, and so does its fence.
+                if keep.level() <= self.group.command_level() {
+                    keep
+                } else {
+                    Step::Release { prefix, ticket }
+                }
+            }
             Op::Home { channel, lead } => {
                 // As chats' canonical strings begin.
                 let chat = ChatKey::new(channel, "_").to_string();

@@ -6,10 +6,11 @@ use std::time::Duration;
 use botmesh::bot::{Bot, Convo, Coordination, Durability, Flow, FlowId, Next, Result, Route};
 use botmesh::coordinator::{CoordinatorOptions, GroupCoordinator, Sticky};
 use botmesh::group::look;
+use botmesh::machine::{Authority, Command, Op};
 use botmesh::steps;
 use botmesh::store::GroupStore;
 use botmesh::testing::ScriptedProvider;
-use botmesh::types::ReplicaId;
+use botmesh::types::{ReplicaId, TicketId};
 
 use super::cluster::*;
 
@@ -134,4 +135,27 @@ async fn b10_on_nodes_a_dead_holders_chats_go_on_after_its_lease() {
         user.says("6").await.hears(&so_far(6)).await;
         other.bot.stop().await.unwrap();
     }
+}
+
+/// What has an older way takes it: where a voter knows no fences that go on, each message's turn is
+/// released, and the conversation is none the worse.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m5_a_conversation_goes_on_in_a_group_with_older_programs() {
+    let lab = Lab::new();
+    let nodes = super::versions::three_old(&lab).await;
+    let keep = Op::Keep { prefix: prefix(), ticket: TicketId(1), said: 0 };
+    let commit = Command::Commit { by: Authority::Nobody, ops: vec![keep] };
+    let refused = execute(&nodes[0].node, commit).await.unwrap_err().to_string();
+    assert!(refused.contains("has announced level 1"), "{refused}");
+
+    let people = ScriptedProvider::new("x");
+    let first = replica(&nodes[0], &people, Durability::On, true).await;
+    let second = replica(&nodes[1], &people, Durability::On, true).await;
+    talk(&nodes[0], &[&first], "affine", 5).await;
+    talk(&nodes[0], &[&first, &second], "round", 6).await;
+    for one in [first, second] {
+        one.bot.stop().await.unwrap();
+    }
+    converge(&nodes.iter().collect::<Vec<_>>()).await;
+    assert!(nodes.iter().all(|one| one.status().command_level == 1));
 }

@@ -200,6 +200,7 @@ impl Model {
             Command::DeadLetter { ticket, retry, .. } => self.dead_letter(*ticket, *retry),
             Command::ForProcess { process, command } => self.for_process(*process, command),
             Command::DeclareDead { process } => self.declare_dead(*process),
+            Command::RaiseLevel { .. } => Reply::Done,
             Command::Rekey { from, to, keep_new, .. } => self.rekey(from, to, *keep_new),
         }
     }

@@ -26,7 +26,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::codec::{self, Kind};
-use crate::machine::Machine;
+use crate::machine::{LoadError, Machine};
 use crate::raft::files::OpenError;
 use crate::raft::log_store::{SYNC_BYTES_MAX, guarded, open_sled};
 use crate::raft::types::{LogId, StoredMembership};
@@ -82,6 +82,20 @@ pub(crate) struct Opened {
 /// Why an operation failed: sled's words or ours.
 type Failed = String;
 
+/// Why the records were not taken.
+#[derive(Debug)]
+enum Fault {
+    Damaged(Failed),
+    /// They are whole, and a newer program's.
+    Newer(String),
+}
+
+impl From<Failed> for Fault {
+    fn from(why: Failed) -> Self {
+        Self::Damaged(why)
+    }
+}
+
 fn sled<T>(work: impl FnOnce() -> sled::Result<T>) -> Result<T, Failed> {
     guarded(work)
 }
@@ -95,10 +109,14 @@ impl Disk {
             Err(why) => return Ok(Err(why)),
         };
         let disk = Self { db, sync: Arc::new(sync), generation: 0, large: HashMap::new() };
-        Ok(disk.recover())
+        match disk.recover() {
+            Ok(opened) => Ok(Ok(opened)),
+            Err(Fault::Damaged(why)) => Ok(Err(why)),
+            Err(Fault::Newer(why)) => Err(OpenError::Newer { dir: root.to_owned(), why }),
+        }
     }
 
-    fn recover(mut self) -> Result<Opened, Failed> {
+    fn recover(mut self) -> Result<Opened, Fault> {
         let cut: Option<StoredCut> = self.meta(CUT)?;
         self.generation = cut.as_ref().map_or(0, |cut| cut.generation);
         let committed: Option<StoredCut> = self.meta(COMMITTED)?;
@@ -123,15 +141,18 @@ impl Disk {
         Ok(Opened { disk: self, state: Some((cut.at, machine)) })
     }
 
-    fn load(&mut self, from: Vec<u8>, to: Vec<u8>) -> Result<Machine, Failed> {
+    fn load(&mut self, from: Vec<u8>, to: Vec<u8>) -> Result<Machine, Fault> {
         let mut records =
             Records { stored: self.db.range(from..to), large: &mut self.large, fault: None };
         // sled may panic where a page is damaged, so the whole walk is guarded.
         let loaded = sled(|| Ok(Machine::from_records(&mut records)));
         if let Some(fault) = records.fault {
-            return Err(fault);
+            return Err(fault.into());
         }
-        loaded?.map_err(|error| error.to_string())
+        loaded?.map_err(|error| match error {
+            LoadError::Newer(why) => Fault::Newer(why),
+            error => Fault::Damaged(error.to_string()),
+        })
     }
 
     fn meta(&self, name: &[u8]) -> Result<Option<StoredCut>, Failed> {

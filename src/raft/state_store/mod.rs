@@ -28,6 +28,7 @@ mod tests;
 
 use std::collections::VecDeque;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
@@ -42,13 +43,13 @@ use tokio::sync::{oneshot, watch};
 use super::files::OpenError;
 use super::identity::DataDir;
 use super::log_store::LogStore;
-use super::snapshot::{Snapshot, Snapshots};
+use super::snapshot::{self, Snapshot, Snapshots};
 use super::types::{
     Applied, LogId, Proposal, SnapshotFile, SnapshotMeta, StoredMembership, TypeConfig,
 };
 use super::{ApplyHook, StateMark};
 use crate::codec::{self, Kind};
-use crate::machine::{Batch, Effect, Frozen, Limits, Machine};
+use crate::machine::{Batch, Effect, Frozen, LEVEL, Limits, Machine};
 use disk::{CutAt, Disk};
 use saver::{Ask, Saver};
 
@@ -66,6 +67,8 @@ pub(crate) struct StateOptions {
     pub(crate) cut_bytes: u64,
     /// sled's cache.
     pub(crate) cache_bytes: u64,
+    /// The level of commands that are understood.
+    pub(crate) level: u32,
 }
 
 impl StateOptions {
@@ -76,6 +79,7 @@ impl StateOptions {
             cut_every: Duration::from_secs(30),
             cut_bytes: 64 << 20,
             cache_bytes: 8 << 20,
+            level: LEVEL,
         }
     }
 }
@@ -111,6 +115,9 @@ struct Shared {
     #[cfg(test)]
     flushed: Arc<Mutex<Option<LogId>>>,
     cut_bytes: u64,
+    level: u32,
+    /// Set once it met what a newer program wrote: from then on it applies nothing.
+    halted: watch::Sender<Option<String>>,
     /// Set to `None` to close.
     asks: Mutex<Option<mpsc::Sender<Ask>>>,
     saver: Mutex<Option<JoinHandle<()>>>,
@@ -139,7 +146,7 @@ impl StateStore {
         let snapshots = Snapshots::open(root)?;
         let (disk, found) = open_disk(dir, options.cache_bytes)?;
         let flushed = found.as_ref().and_then(|(at, _)| at.last_applied);
-        let replica = newest(found, &snapshots, options.limits);
+        let replica = newest(root, found, &snapshots, options.limits)?;
 
         let purged = log.last_purged().map(|purged| purged.index);
         if purged > replica.last_applied.map(|applied| applied.index) {
@@ -178,6 +185,8 @@ impl StateStore {
             #[cfg(test)]
             flushed,
             cut_bytes: options.cut_bytes,
+            level: options.level,
+            halted: watch::channel(None).0,
             asks: Mutex::new(Some(asks)),
             saver: Mutex::new(Some(saver)),
             _dir: dir.clone(),
@@ -245,11 +254,7 @@ impl StateStore {
 
     /// Applies one entry that holds commands.
     fn apply_batch(&self, log_id: LogId, proposal: &Proposal) -> io::Result<()> {
-        // A committed entry that this program does not understand is never passed over: the node halts.
-        let batch: Batch = codec::open(Kind::Batch, &proposal.0).map_err(|error| {
-            let why = format!("committed entry {log_id} is not understood: {error}");
-            io::Error::new(io::ErrorKind::InvalidData, why)
-        })?;
+        let batch = self.understand(log_id, proposal)?;
         let mut effects = Vec::new();
         let (reply, marked) = {
             let mut replica = self.shared.replica.write();
@@ -264,6 +269,40 @@ impl StateStore {
         }
         self.shared.hook.applied(log_id.index, &batch, reply, effects);
         Ok(())
+    }
+
+    /// Decodes an entry. A committed one that this program does not understand is never passed over,
+    /// and nothing here is damaged either: the node halts until it is started as a newer version.
+    fn understand(&self, log_id: LogId, proposal: &Proposal) -> io::Result<Batch> {
+        let known = self.shared.level;
+        let why = match codec::open::<Batch>(Kind::Batch, &proposal.0) {
+            Ok(batch) if batch.level() <= known => return Ok(batch),
+            Ok(batch) => format!("it needs level {}", batch.level()),
+            Err(error) => error.to_string(),
+        };
+        Err(self.halt(format!(
+            "committed entry {} (term {}) is not understood: {why}; this program knows commands up \
+             to level {known}. Install the newer version that the rest of the group runs and start \
+             it on the same directory: nothing was passed over, and it goes on from there",
+            log_id.index, log_id.leader_id.term
+        )))
+    }
+
+    /// Takes part no longer.
+    fn halt(&self, why: String) -> io::Error {
+        tracing::error!("halted: {why}");
+        self.shared.halted.send_replace(Some(why.clone()));
+        io::Error::new(io::ErrorKind::InvalidData, why)
+    }
+
+    /// Why it applies nothing any more, where that is so.
+    pub(crate) fn halted(&self) -> Option<String> {
+        self.shared.halted.borrow().clone()
+    }
+
+    /// Tells when it halts.
+    pub(crate) fn watch_halted(&self) -> watch::Receiver<Option<String>> {
+        self.shared.halted.subscribe()
     }
 
     /// Counts what was applied, and asks for a cut when it is enough.
@@ -325,25 +364,33 @@ fn open_disk(
 }
 
 /// The state to begin from: the newer of cut and snapshot.
-fn newest(cut: Option<(CutAt, Machine)>, snapshots: &Snapshots, limits: Limits) -> Replica {
+fn newest(
+    root: &Path,
+    cut: Option<(CutAt, Machine)>,
+    snapshots: &Snapshots,
+    limits: Limits,
+) -> Result<Replica, OpenError> {
     let cut_at = cut.as_ref().and_then(|(at, _)| at.last_applied);
     if let Some(snapshot) = snapshots.current()
         && snapshot.meta.last_log_id > cut_at
     {
-        match super::snapshot::load(&snapshot.snapshot.path) {
+        match snapshot::load(&snapshot.snapshot.path) {
             Ok((meta, machine)) => {
-                return Replica {
+                return Ok(Replica {
                     machine,
                     last_applied: meta.last_log_id,
                     membership: meta.last_membership,
                     bytes_since_cut: 0,
                     detached: true,
-                };
+                });
+            }
+            Err(error) if snapshot::is_newer(&error) => {
+                return Err(OpenError::Newer { dir: root.to_owned(), why: error.to_string() });
             }
             Err(error) => tracing::error!(%error, "the snapshot could not be loaded"),
         }
     }
-    match cut {
+    Ok(match cut {
         Some((at, machine)) => Replica {
             machine,
             last_applied: at.last_applied,
@@ -358,7 +405,7 @@ fn newest(cut: Option<(CutAt, Machine)>, snapshots: &Snapshots, limits: Limits) 
             bytes_since_cut: 0,
             detached: true,
         },
-    }
+    })
 }
 
 impl RaftStateMachine<TypeConfig> for StateStore {
@@ -413,7 +460,14 @@ impl RaftStateMachine<TypeConfig> for StateStore {
         let machine =
             tokio::task::spawn_blocking(move || snapshots.install(&installing, &snapshot))
                 .await
-                .map_err(io::Error::other)??;
+                .map_err(io::Error::other)?;
+        let machine = machine.map_err(|error| match snapshot::is_newer(&error) {
+            true => self.halt(format!(
+                "the leader's snapshot is not understood: {error}. Install the newer version that \
+                 the rest of the group runs and start it on the same directory"
+            )),
+            false => error,
+        })?;
         let before = {
             let mut replica = self.shared.replica.write();
             replica.last_applied = meta.last_log_id;
