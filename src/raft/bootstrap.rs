@@ -17,9 +17,10 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::cluster::{JoinAnswer, JoinRequest, Problem};
+use super::error::NodeError;
 use super::identity::{Identity, KnownPeer};
 use super::member::{Leader, Member};
-use super::node::{Inner, NodeError, Phase};
+use super::node::{Inner, Phase};
 use super::peers::{Lane, root_cause};
 use super::{Status, levels};
 use crate::types::NodeId;

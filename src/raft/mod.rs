@@ -5,6 +5,7 @@ mod barrier;
 mod bootstrap;
 mod campaign;
 mod cluster;
+mod error;
 mod files;
 mod group_time;
 mod hooks;
@@ -38,10 +39,11 @@ pub use cluster::{
     DeathAnswer, DeathReport, JoinAnswer, JoinRequest, LeaveAnswer, LeaveRequest, Problem,
     YieldAnswer, YieldRequest,
 };
+pub use error::NodeError;
 pub use files::OpenError;
 pub use hooks::ApplyHook;
 pub use identity::{Boot, DataDir, Identity, KnownPeer, RestoredDirectory};
-pub use node::{Node, NodeError};
+pub use node::Node;
 pub use options::{NodeLimits, NodeOptions, Start, Timing};
 pub use secret::{Secret, SecretError};
 pub use status::{
