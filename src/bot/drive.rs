@@ -168,7 +168,8 @@ async fn flushing(flush: &mut Option<Flush>) -> Result<(), LostReason> {
 /// A handler: only what it said.
 impl Early for Scope {
     fn wants(&self) -> Wants {
-        if self.has_said() { Wants::Soon } else { Wants::Nothing }
+        // What a conversation said before goes out after the write that ends it.
+        if self.has_said() && !self.is_holding() { Wants::Soon } else { Wants::Nothing }
     }
 
     fn write(self: Arc<Self>) -> Flush {

@@ -8,6 +8,7 @@
 //! that takes long; without, and where hooks have worked on the answer, the step goes on only after.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use serde_json::Value;
@@ -65,6 +66,8 @@ pub(crate) struct Progress {
     pub(crate) hooked: bool,
     // What the stored checkpoint says of the step; the writer sets it, the driver asks.
     pub(crate) stored: Mutex<Option<(u32, Midway)>>,
+    /// Whether a write was not made: what it holds is said with the turn's last one.
+    pub(crate) refused: AtomicBool,
 }
 
 impl Progress {
@@ -130,16 +133,21 @@ impl Progress {
 
     async fn commit(self: Arc<Self>) -> Result<(), LostReason> {
         let now = self.unwritten().filter(|_| self.is_checkpointed());
-        let put = now.and_then(|_| match self.put(true) {
-            Ok(put) => Some(put),
-            Err(why) => {
-                tracing::warn!(chat = %self.scope.chat(), %why, "a step's checkpoint cannot be made");
-                None
-            }
-        });
         // Marked first: what cannot be written now is not tried again at every wait.
         if let Some(now) = now {
             *self.stored.lock() = Some(now);
+        }
+        let put = match now.map(|_| self.put(true)) {
+            Some(Ok(put)) => Some(put),
+            Some(Err(why)) => {
+                tracing::warn!(chat = %self.scope.chat(), %why, "a step's checkpoint cannot be made");
+                self.refused.store(true, Ordering::Release);
+                None
+            }
+            None => None,
+        };
+        if put.is_none() && self.refused.load(Ordering::Acquire) && self.scope.is_holding() {
+            return Ok(());
         }
         let puts = put.is_some();
         let said = self.scope.take_said();
@@ -156,6 +164,7 @@ impl Progress {
             Err(error) => {
                 tracing::warn!(chat = %self.scope.chat(), %error, "a step's progress is not committed");
                 self.scope.put_back(said);
+                self.refused.store(puts, Ordering::Release);
                 match error {
                     CommitError::OutcomeUnknown { .. } if puts && !self.runtime.fenced_store => {
                         // Without a fence, what is there can only be learned by another turn.
@@ -174,6 +183,9 @@ impl Progress {
 
 impl Early for Progress {
     fn wants(&self) -> Wants {
+        if self.refused.load(Ordering::Acquire) && self.scope.is_holding() {
+            return Wants::Nothing;
+        }
         let unwritten = self.unwritten().is_some() && self.is_checkpointed();
         // Hooks that have run do not run again, whatever they made of the message.
         let at_once = !self.runtime.hooks.is_empty() || self.scope.journaled().is_none();

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use super::error::{ReplyError, RuntimeError};
 use super::events::Event;
 use super::outbox;
-use super::runtime::Runtime;
+use super::runtime::{Phase, Runtime};
 use crate::clock::BootInstant;
 use crate::coordinator::{LostReason, Turn};
 use crate::provider::{Body, Delivery, Provider, SendError, room};
@@ -232,12 +232,17 @@ impl Scope {
         self.holding.store(true, Ordering::Release);
     }
 
+    /// Whether what is said goes out only with the turn's last commit, or one the step asks for.
+    pub(crate) fn is_holding(&self) -> bool {
+        !self.runtime.durable && self.holding.load(Ordering::Acquire)
+    }
+
     /// What this adds to the chat's outbox; without durability only where being listed is being
-    /// delivered.
+    /// delivered, and where a commit may hold several operations.
     pub(crate) fn sends(&self, said: &[Outgoing]) -> Vec<Op> {
         let chat = room(self.chat());
-        let durable = self.runtime.durable;
-        let said = said.iter().filter(|send| durable || send.keep > 0);
+        let (durable, several) = (self.runtime.durable, self.runtime.fenced_store);
+        let said = said.iter().filter(|send| durable || several && send.keep > 0);
         let op = |send: &Outgoing| {
             let send = Outgoing { deliver: durable && send.deliver, ..send.clone() };
             Op::Send { chat: chat.clone(), send }
@@ -264,21 +269,67 @@ impl Scope {
         written
     }
 
-    /// Sends what waited for a write that is made; with durability the outbox does. What cannot be
-    /// sent while the turn lasts is reported, and the next is tried.
+    /// Sends what waited for a write that is made; with durability the outbox does. It takes no longer
+    /// than a step may. What is not sent is reported.
     pub(crate) async fn deliver(&self, said: &[Outgoing]) {
         if self.runtime.durable {
             return;
         }
         let Some(provider) = self.runtime.providers.get(&self.chat().channel) else { return };
-        for send in said.iter().filter(|send| send.deliver) {
-            let until = self.turn.valid_until();
-            let delivery = outbox::delivery(self.chat(), send, self.fence(), until);
-            if let Err(source) = self.send_now(provider.as_ref(), &delivery).await {
+        let over = self.over();
+        tokio::pin!(over);
+        let mut late = false;
+        for send in said {
+            let sent = match late {
+                true => Err(self.late()),
+                false => tokio::select! {
+                    biased;
+                    sent = self.deliver_one(provider.as_ref(), send) => sent,
+                    () = &mut over => {
+                        late = true;
+                        Err(self.late())
+                    }
+                },
+            };
+            if let Err(source) = sent {
                 let (chat, id) = (self.chat().to_string(), send.id.clone());
                 let error = RuntimeError::Send { chat: chat.clone(), id, source };
                 self.runtime.events.error(Some(chat), error);
             }
+        }
+    }
+
+    async fn deliver_one(
+        &self,
+        provider: &dyn Provider,
+        send: &Outgoing,
+    ) -> Result<(), ReplyError> {
+        if send.keep > 0 && !self.runtime.fenced_store {
+            self.list(send.clone()).await?;
+        }
+        if !send.deliver {
+            return Ok(());
+        }
+        let until = self.turn.valid_until();
+        let delivery = outbox::delivery(self.chat(), send, self.fence(), until);
+        self.send_now(provider, &delivery).await
+    }
+
+    /// Returns when nothing more is to be sent under this turn.
+    async fn over(&self) {
+        let until = self.now() + self.settle();
+        tokio::select! {
+            _ = self.turn.lost() => {}
+            () = self.runtime.clock.sleep_until(until) => {}
+            () = self.runtime.reached(Phase::Cutting) => {}
+        }
+    }
+
+    /// The error of what was not sent in time.
+    fn late(&self) -> ReplyError {
+        match self.check() {
+            Err(reason) => self.lost_reply(reason),
+            Ok(()) => self.lost_reply(LostReason::Settled),
         }
     }
 

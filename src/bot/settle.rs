@@ -1,5 +1,6 @@
 //! The end of a turn: the one commit of all it did, or none of it.
 
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use super::checkpoint::{self, Keeping};
@@ -13,7 +14,7 @@ use super::scope::Stored;
 use super::timers;
 use crate::coordinator::LostReason;
 use crate::provider::room;
-use crate::store::{CommitError, Op, Outgoing};
+use crate::store::{CommitError, Expect, Op, Outgoing};
 use crate::types::Revision;
 
 /// Longest wait before a message is tried again.
@@ -82,13 +83,15 @@ impl Job {
             Ok(effects) => effects,
             Err(error) => {
                 drop(after);
+                // Nobody is asked what no checkpoint knows.
+                drop(self.scope.take_said());
                 return self.failed(error).await;
             }
         };
         let Effects { ops, wrote, said } = effects;
         let releases = matches!(ops.last(), Some(Op::Release(_) | Op::Keep { .. }));
         let sends = ops.iter().any(|op| matches!(op, Op::Send { send, .. } if send.deliver));
-        let written = match self.written(ops).await {
+        let written = match self.written_surely(ops, releases).await {
             Ok(revisions) => revisions.first().copied(),
             Err(error) => return self.refused(error),
         };
@@ -99,7 +102,7 @@ impl Job {
             // The group says so too; this is sooner, and a bot that stops does not miss it.
             Sender::ready(&self.runtime, room(self.scope.chat()));
         }
-        self.say(&said).await;
+        self.scope.deliver(&said).await;
         match after {
             After::Waits(live) => {
                 let new = |stub| written.map(|revision| LiveRow { revision, stub });
@@ -169,25 +172,11 @@ impl Job {
             ops.push(Op::Acknowledge(ticket));
         }
         // What is still to be said is said under the turn.
-        let silent = self.runtime.durable || said.is_empty();
+        let silent = self.runtime.durable || !said.iter().any(|send| send.deliver);
         if self.runtime.fenced_store && !ops.is_empty() && silent {
             ops.extend(self.ending());
         }
         Ok(Effects { ops, wrote, said })
-    }
-
-    /// Says what waited for the turn's commit, as long as a step might take.
-    async fn say(&self, said: &[Outgoing]) {
-        if self.runtime.durable || said.is_empty() {
-            return;
-        }
-        let until = self.runtime.clock.now() + self.runtime.settle;
-        tokio::select! {
-            () = self.scope.deliver(said) => return,
-            () = self.runtime.clock.sleep_until(until) => {}
-            () = self.runtime.reached(Phase::Cutting) => {}
-        }
-        tracing::warn!(chat = %self.scope.chat(), "a turn ended before all was sent that it said");
     }
 
     /// The write of a waiting conversation's row.
@@ -200,12 +189,41 @@ impl Job {
             initial: live.initial.clone(),
             hooked: false,
             stored: parking_lot::Mutex::new(None),
+            refused: AtomicBool::new(false),
         };
         progress.put(false).map_err(|why| {
             let flow = live.flow.plan.name.to_owned();
             let source = EnterError::State { flow, why };
             RuntimeError::Enter { chat: self.chat(), source }
         })
+    }
+
+    /// As `written`. Without durability nothing comes again, and what the turn said waits for this: so
+    /// where the answer is missing and the turn is still held, the same is asked again under its
+    /// fence, until there is one.
+    async fn written_surely(
+        &self,
+        mut ops: Vec<Op>,
+        releases: bool,
+    ) -> Result<Vec<Revision>, CommitError> {
+        loop {
+            let written = self.written(ops.clone()).await;
+            let asks_again = matches!(written, Err(CommitError::OutcomeUnknown { .. }))
+                && !self.runtime.durable
+                && self.runtime.fenced_store
+                && !releases
+                && self.scope.check().is_ok();
+            if !asks_again {
+                return written;
+            }
+            self.scope.turn().mark_uncertain();
+            for op in &mut ops {
+                if let Op::Put { expect, .. } | Op::Delete { expect, .. } = op {
+                    *expect = Expect::Any;
+                }
+            }
+            self.pause(back_off(0)).await;
+        }
     }
 
     /// Commits, again where it was certainly not written, as long as the turn is held.
@@ -252,7 +270,7 @@ impl Job {
         if self.scope.journaled().is_none() {
             // It does not come again, and what it said was said.
             let said = self.scope.take_said();
-            return self.say(&said).await;
+            return self.scope.deliver(&said).await;
         }
         let wait = Duration::from_millis(25) * 2_u32.saturating_pow(self.attempt.min(6));
         self.pause(wait.min(RETRY_WAIT_MAX)).await;

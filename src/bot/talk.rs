@@ -1,6 +1,7 @@
 //! Conversations under a turn: fed, cancelled, switched, timed out.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use serde_json::Value;
 
@@ -122,6 +123,7 @@ impl Job {
             initial: live.initial.clone(),
             hooked,
             stored: parking_lot::Mutex::new(live.stored),
+            refused: AtomicBool::new(false),
         };
         Run { live, progress: Arc::new(progress) }
     }
@@ -216,6 +218,7 @@ impl Job {
                 return self.put_later(held);
             }
         };
+        self.hold_for(&live.flow, &live.core);
         let end = match live.core.due(wait, self.runtime.clock.now()) {
             Due::Nothing => {
                 self.put(held, live);

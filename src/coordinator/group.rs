@@ -544,7 +544,7 @@ impl Coordinator for GroupCoordinator {
         };
         let lost = |reason| CoordinationError::LeaseLost { key: name.to_owned(), reason };
         let granted = place.granted().await.map_err(lost)?;
-        Ok(Some(lead(name, &place, granted.grant)))
+        Ok(Some(Lead::at(name, &place, granted.grant)))
     }
 
     async fn campaign(&self, name: &str) -> Result<Lead, CoordinationError> {
@@ -560,7 +560,7 @@ impl Coordinator for GroupCoordinator {
             };
             // Lost with its session: campaign again under the next.
             if let Ok(granted) = place.granted().await {
-                return Ok(lead(name, &place, granted.grant));
+                return Ok(Lead::at(name, &place, granted.grant));
             }
         }
     }
@@ -596,9 +596,4 @@ impl Coordinator for GroupCoordinator {
     fn clock(&self) -> Arc<dyn Clock> {
         self.shared.clock.clone()
     }
-}
-
-fn lead(name: &str, place: &Place, grant: crate::machine::Grant) -> Lead {
-    let Place { queue, tenure, .. } = place;
-    Lead::new(name.to_owned(), queue.clone(), place.ticket(), grant, tenure.clone())
 }

@@ -397,6 +397,13 @@ guard! {
     Lead, String
 }
 
+impl Lead {
+    pub(super) fn at(name: &str, place: &Place, grant: Grant) -> Self {
+        let Place { queue, tenure, .. } = place;
+        Self::new(name.to_owned(), queue.clone(), place.ticket(), grant, tenure.clone())
+    }
+}
+
 /// A place in a chat's queue. Dropped before its turn came, it is withdrawn.
 #[derive(Debug)]
 #[must_use = "dropping it withdraws it"]

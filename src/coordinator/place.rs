@@ -133,7 +133,7 @@ impl Drop for Place {
         let Ok(Granted { ticket, grant, local }) = waiting.try_recv() else {
             return session.withdraw(&self.queue, &self.holding);
         };
-        let stays = local.is_some_and(|(_, said)| session.keep(&self.queue, grant.fence, said));
+        let stays = local.is_some() && session.keep(&self.queue, grant.fence, None);
         if !stays {
             let granted = Some((self.queue.clone(), grant.fence));
             self.tenure.give_back(Returned { ticket, granted, answer: None });

@@ -198,6 +198,8 @@ impl Session {
             if let Some(next) = places.sticks.oldest_stranded(queue) {
                 return places.waits(queue.clone(), ticket, next);
             }
+            // Its release is on its way: whoever comes to need a ticket later does not get this one.
+            places.known.insert(ticket, Known::Handed(Fence(u64::MAX)));
             ticket
         };
         self.tenure.give_back(Returned { ticket, granted: None, answer: None });

@@ -33,7 +33,7 @@ use super::session::Session;
 use crate::clock::BootInstant;
 use crate::group::look;
 use crate::machine::{Grant, QueueKey};
-use crate::types::{Fence, TicketId};
+use crate::types::{Fence, Incarnation, TicketId};
 
 /// A chat called back twice within this is not sticky for as long.
 const CALLED_WINDOW: Duration = Duration::from_secs(60);
@@ -100,7 +100,7 @@ impl Home {
 
     /// The message is done; `false` where the turn does not stay and is to be given back.
     pub(super) fn kept(&self, queue: &QueueKey, fence: Fence, said: u64) -> bool {
-        self.session.upgrade().is_some_and(|session| session.keep(queue, fence, said))
+        self.session.upgrade().is_some_and(|session| session.keep(queue, fence, Some(said)))
     }
 
     /// Whether the turn is to be released by the commit that ends its message: somebody else waits
@@ -134,6 +134,8 @@ struct Stick {
     /// Messages that had it.
     messages: u64,
     said: u64,
+    /// Whose memory of the chat is fresh: the holder before, until a message was handled.
+    fresh: Option<Incarnation>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,13 +164,14 @@ impl Sticks {
     }
 
     /// A ticket's turn is handed out: from now on it may stay.
-    fn begin(&mut self, queue: &QueueKey, ticket: TicketId, fence: Fence, now: BootInstant) {
+    fn begin(&mut self, queue: &QueueKey, ticket: TicketId, grant: Grant, now: BootInstant) {
         let resting = self.called.get(queue).and_then(|called| called.until);
         if self.how.is_none() || resting.is_some_and(|until| now < until) {
             return;
         }
         let (standing, waiting) = (Standing::AtWork, VecDeque::new());
-        let stick = Stick { ticket, fence, standing, waiting, messages: 1, said: 0 };
+        let (fence, fresh) = (grant.fence, grant.previous);
+        let stick = Stick { ticket, fence, standing, waiting, messages: 1, said: 0, fresh };
         // One that ended still has local messages that take tickets: no new ones until they have.
         if !self.held.get(queue).is_some_and(|held| held.standing == Standing::Ended) {
             self.held.insert(queue.clone(), stick);
@@ -235,8 +238,8 @@ impl Sticks {
         let mut waiting = std::mem::take(&mut stick.waiting);
         let at = waiting.partition_point(|other| other.number < waiter.number);
         waiting.insert(at, waiter);
-        let (fence, standing) = (grant.fence, Standing::AtWork);
-        *stick = Stick { ticket, fence, standing, waiting, messages: 1, said: 0 };
+        let (fence, fresh, standing) = (grant.fence, grant.previous, Standing::AtWork);
+        *stick = Stick { ticket, fence, standing, waiting, messages: 1, said: 0, fresh };
         while let Some(next) = stick.waiting.pop_front() {
             if next.granted(Granted { ticket, grant, local: Some((0, 0)) }).is_ok() {
                 return true;
@@ -253,10 +256,10 @@ impl Sticks {
     }
 
     /// Passes the turn on to the next local message.
-    fn pass_on(&mut self, queue: &QueueKey, me: crate::types::Incarnation) -> bool {
+    fn pass_on(&mut self, queue: &QueueKey) -> bool {
         let Some(stick) = self.held.get_mut(queue) else { return false };
         while let Some(next) = stick.waiting.pop_front() {
-            let granted = stick.granted(me);
+            let granted = stick.granted();
             if next.granted(granted).is_ok() {
                 stick.messages += 1;
                 stick.standing = Standing::AtWork;
@@ -327,11 +330,11 @@ impl Sticks {
 
 impl Stick {
     /// What the next local message is given.
-    fn granted(&self, me: crate::types::Incarnation) -> Granted {
+    fn granted(&self) -> Granted {
         Granted {
             ticket: self.ticket,
-            // Nobody acted since this replica did: its memory of the chat is fresh (SPEC C2).
-            grant: Grant { fence: self.fence, previous: Some(me) },
+            // Where this replica handled a message under it, its memory is fresh (SPEC C2).
+            grant: Grant { fence: self.fence, previous: self.fresh },
             local: Some((self.messages, self.said)),
         }
     }
@@ -355,7 +358,7 @@ impl Session {
         stick.waiting.push_back(waiter);
         if let Standing::Idle { number, .. } = stick.standing {
             places.sticks.idle.remove(&number);
-            places.sticks.pass_on(queue, self.incarnation());
+            places.sticks.pass_on(queue);
         }
         Some(place)
     }
@@ -364,15 +367,15 @@ impl Session {
     pub(super) fn home(self: &Arc<Self>, queue: &QueueKey, granted: &Granted) -> Home {
         let now = self.tenure.now();
         let (nth, said) = granted.local.unwrap_or_else(|| {
-            let fence = granted.grant.fence;
-            self.places.lock().sticks.begin(queue, granted.ticket, fence, now);
+            self.places.lock().sticks.begin(queue, granted.ticket, granted.grant, now);
             (0, 0)
         });
         Home::of(Arc::downgrade(self), nth, said)
     }
 
-    /// A local message ends without anything in doubt. `false`: the turn is to be given back.
-    pub(super) fn keep(&self, queue: &QueueKey, fence: Fence, said: u64) -> bool {
+    /// A local message ends without anything in doubt, having said so much under the fence; `None`
+    /// where it went away unhandled. `false`: the turn is to be given back.
+    pub(super) fn keep(&self, queue: &QueueKey, fence: Fence, said: Option<u64>) -> bool {
         let now = self.tenure.now();
         let mut places = self.places.lock();
         let sticks = &mut places.sticks;
@@ -382,9 +385,12 @@ impl Session {
         if stick.standing != Standing::AtWork {
             return false;
         }
-        stick.said = stick.said.max(said);
+        if let Some(said) = said {
+            stick.said = stick.said.max(said);
+            stick.fresh = Some(self.incarnation());
+        }
         let ticket = stick.ticket;
-        if sticks.pass_on(queue, self.incarnation()) {
+        if sticks.pass_on(queue) {
             return true;
         }
         if sticks.how.is_none() {

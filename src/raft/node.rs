@@ -255,6 +255,16 @@ impl Inner {
         Err(Unavailable::NotServing { why })
     }
 
+    /// The member, where it takes this command and the group understands it.
+    async fn takes(&self, command: &Command, by: BootInstant) -> Result<Arc<Member>, ExecuteError> {
+        let member = self.member().map_err(ExecuteError::NotExecuted)?;
+        if let Some(lasts) = member.lasting_hindrance() {
+            return Err(ExecuteError::NotExecuted(lasts));
+        }
+        member.is_understood(command, by).await.map_err(ExecuteError::NotExecuted)?;
+        Ok(member)
+    }
+
     /// The data directory, until the shutdown.
     pub(crate) fn dir(&self) -> Result<DataDir, NodeError> {
         let stopped = || NodeError::NotJoined { why: "it was shut down".to_owned() };
@@ -514,18 +524,13 @@ impl Group for Node {
     }
 
     async fn execute(&self, command: Command, deadline: BootInstant) -> Answer {
-        let member = self.inner.member().map_err(ExecuteError::NotExecuted)?;
-        if let Some(lasts) = member.lasting_hindrance() {
-            return Err(ExecuteError::NotExecuted(lasts));
-        }
-        member.is_understood(&command, deadline).await.map_err(ExecuteError::NotExecuted)?;
+        let member = self.inner.takes(&command, deadline).await?;
         let renewal = member.lease_renewed(&command);
         member.proposals.execute(command, renewal, deadline, || member.hindrance()).await
     }
 
     async fn execute_by(&self, command: Command, latest: BootInstant, by: BootInstant) -> Answer {
-        let member = self.inner.member().map_err(ExecuteError::NotExecuted)?;
-        member.is_understood(&command, by).await.map_err(ExecuteError::NotExecuted)?;
+        let member = self.inner.takes(&command, by).await?;
         member.proposals.execute_by(command, latest, by, || member.hindrance()).await
     }
 

@@ -217,6 +217,43 @@ async fn b10_after_a_cut_a_withdrawal_ends_no_other_messages_turn() {
     }
 }
 
+/// Rule 10 once more: a ticket whose withdrawal is on its way when the turn is cut is nobody's, also
+/// where its turn comes first.
+#[tokio::test]
+async fn b10_after_a_cut_a_ticket_that_is_being_withdrawn_serves_nobody() {
+    let Scene { clock, a, b, .. } = scene();
+    let (holder, other) = (open_sticky(&a, "a").await, open_sticky(&b, "b").await);
+    let cut = turn(&holder, &chat("c")).await;
+    let mut first = holder.take_ticket(&chat("c")).await.unwrap();
+    let mut called = other.take_ticket(&chat("c")).await.unwrap();
+    settle().await;
+    let later = holder.take_ticket(&chat("c")).await.unwrap();
+    let mut behind = other.take_ticket(&chat("c")).await.unwrap();
+    let withdrawn = later.id();
+    // The withdrawal has to be asked for again.
+    let mut refused = Some(Fault::Refuse);
+    a.faults(move |command| {
+        let withdraws = matches!(command, Command::Release { .. });
+        withdraws.then(|| refused.take()).flatten()
+    });
+    drop(later);
+    settle().await;
+    cut.revoke(LostReason::Settled);
+    drop(cut);
+    wait(&other, &mut called).await.keep(0);
+    // Its turn comes; whoever waits has to go on waiting for a ticket of its own.
+    assert!(now(&holder, &mut first).await.is_none());
+    pass(&clock, LEASE).await;
+    let theirs = wait(&other, &mut behind).await;
+    theirs.check().unwrap();
+    theirs.keep(0);
+    let one = wait(&holder, &mut first).await;
+    assert_ne!(one.ticket(), withdrawn);
+    pass(&clock, LEASE).await;
+    one.check().unwrap();
+    assert_eq!(a.look(|machine| machine.turn_counts()), (1, 0));
+}
+
 /// Where nothing will come of the ticket that is being taken, another is taken for who waits.
 #[tokio::test]
 async fn b10_after_a_cut_a_ticket_that_is_refused_leaves_nobody_waiting() {
