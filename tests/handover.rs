@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The process that the others start.
 #[test]
-#[ignore = "the bot that the tests of this file start, and no test"]
+#[ignore = "runs as the child of the other tests here"]
 fn replica() {
     let role = std::env::var(replica::ROLE).expect("started by a test of this file");
     let role: Role = serde_json::from_str(&role).unwrap();
