@@ -18,8 +18,13 @@
 //! payload whole or not at all. Kinds and the enums inside payloads only grow at their end; the
 //! golden bytes in the tests keep each written form readable (DESIGN 8).
 
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use std::cell::Cell;
+
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize, Deserializer, Serialize};
+
+#[cfg(test)]
+pub(crate) mod hostile;
 
 /// The first bytes of everything.
 pub const MAGIC: [u8; 2] = *b"bm";
@@ -29,6 +34,10 @@ pub const FORMAT: u8 = 1;
 pub const HEADER_BYTES: usize = 8;
 /// The most a decoded value may claim, whatever its bytes say.
 pub const DECODE_BYTES_MAX: usize = 64 << 20;
+
+/// How deep values that hold another of their own type may stand in one another. Two is what is
+/// ever written.
+const NESTED_MAX: u32 = 8;
 
 /// What a record or body is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -212,6 +221,33 @@ pub(crate) fn decode_from<T: DeserializeOwned>(bytes: &mut &[u8]) -> Result<T, D
     // The decoder cannot have read more than it was given.
     *bytes = bytes.get(read..).unwrap_or_default();
     Ok(value)
+}
+
+thread_local! {
+    /// How deep in one another the values are that this thread decodes.
+    static NESTED: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Decodes a field that may hold a value of its own type, to a bounded depth: a few kilobytes that
+/// say "another within" over and over would otherwise end the process, for a stack has an end.
+/// For `#[serde(deserialize_with)]`.
+pub(crate) fn nested<'de, D, T>(from: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    struct Level;
+    impl Drop for Level {
+        fn drop(&mut self) {
+            NESTED.set(NESTED.get() - 1);
+        }
+    }
+    if NESTED.get() >= NESTED_MAX {
+        return Err(D::Error::custom("values stand too deep in one another"));
+    }
+    NESTED.set(NESTED.get() + 1);
+    let _level = Level;
+    T::deserialize(from)
 }
 
 /// Over version, kind and payload; the stored checksum itself is left out.

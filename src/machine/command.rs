@@ -367,6 +367,7 @@ pub enum Command {
         messages: Vec<Admit>,
         /// The transport's cursor, moved in the same apply (SPEC D5); all or nothing with the
         /// messages.
+        #[serde(deserialize_with = "crate::codec::nested")]
         cursor: Option<Box<Command>>,
     },
     /// The first outbox entries of a chat, up to and with this number, were sent → `Done`.
@@ -426,6 +427,7 @@ pub enum Command {
         #[serde(with = "serde_bytes")]
         fingerprint: [u8; 16],
         /// What to run.
+        #[serde(deserialize_with = "crate::codec::nested")]
         command: Box<Command>,
     },
     /// Puts a dead letter back at the end of its chat's queue, attempts at zero, or drops it
@@ -445,6 +447,7 @@ pub enum Command {
         /// The process the session belongs to.
         process: ProcessToken,
         /// What to run.
+        #[serde(deserialize_with = "crate::codec::nested")]
         command: Box<Command>,
     },
     /// The process is certainly dead: whoever says so has waited for it, or holds a lock that it
