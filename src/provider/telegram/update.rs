@@ -79,8 +79,11 @@ impl Telegram {
         let entities = message.get(list).and_then(Value::as_array);
         let entities = entities.into_iter().flatten().map(|entity| {
             let mut entity = entity.clone();
-            // What it marks, so that nobody has to count.
-            entity["text"] = marked(text, &entity).into();
+            let marks = Value::from(marked(text, &entity));
+            if let Value::Object(fields) = &mut entity {
+                // What it marks, so that nobody has to count.
+                fields.insert("text".to_owned(), marks);
+            }
             entity
         });
         taken.extra = json!({
@@ -155,4 +158,47 @@ fn content(message: &Value) -> Option<&'static str> {
         "dice",
     ];
     KINDS.into_iter().find(|kind| message.get(kind).is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::codec::hostile;
+
+    const UPDATES: [&str; 3] = [
+        r#"{"update_id":7,"message":{"message_id":1,"date":1767225600,"chat":{"id":-5,
+            "type":"supergroup"},"from":{"id":9,"first_name":"Ann","language_code":"de"},
+            "text":"/order \ud83e\udd80","entities":[{"type":"bot_command","offset":0,"length":6}],
+            "reply_to_message":{"message_id":4},"message_thread_id":3}}"#,
+        r#"{"update_id":8,"callback_query":{"id":"c","from":{"id":9},"data":"yes",
+            "message":{"message_id":2,"chat":{"id":5,"type":"private"}}}}"#,
+        r#"{"update_id":9,"message":{"chat":{"id":-5,"type":"group"},"migrate_to_chat_id":-100}}"#,
+    ];
+
+    #[test]
+    fn m1_an_entity_that_is_no_object_stays_what_it_is() {
+        let mut batch = Batch::default();
+        let chat = json!({ "id": 5, "type": "private" });
+        let message = json!({ "chat": chat, "text": "hi", "entities": [true, { "offset": 0 }] });
+        let update = json!({ "update_id": 7, "message": message });
+        Telegram::new("telegram", "123:token").unpack(&update, "update", &mut batch);
+        let entities = &batch.messages[0].extra["entities"];
+        assert_eq!(*entities, json!([true, { "offset": 0, "text": null }]));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2_000))]
+        #[test]
+        fn m1_whatever_an_update_holds_it_is_one_thing_or_nothing(
+            update in hostile::json_of(&UPDATES),
+        ) {
+            let mut batch = Batch::default();
+            Telegram::new("telegram", "123:token").unpack(&update, "update", &mut batch);
+            let Batch { messages, receipts, bad, unknown, moved } = batch;
+            let all = messages.len() + receipts.len() + bad.len() + unknown.len() + moved.len();
+            prop_assert!(all <= 1);
+        }
+    }
 }
