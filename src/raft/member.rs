@@ -12,6 +12,7 @@ use openraft::{Instant, Raft, ServerState};
 use parking_lot::Mutex;
 
 use super::barrier::Barriers;
+use super::identity::KnownPeer;
 use super::log_store::LogStore;
 use super::peers::{CallError, Lane, Peers, REACHABLE};
 use super::proposals::{Carrier, Proposals, Sent};
@@ -280,6 +281,19 @@ impl Member {
             ReadIndexAnswer::At(index) => Ok(index),
             ReadIndexAnswer::NotLeader(_) | ReadIndexAnswer::NoQuorum => Err(self.no_quorum()),
         }
+    }
+
+    /// The members other than this one, for the identity file.
+    pub(crate) fn known_peers(&self) -> Vec<KnownPeer> {
+        let membership = self.membership();
+        let others = membership.membership().nodes().filter(|(id, _)| **id != self.id());
+        others
+            .map(|(&node_id, peer)| KnownPeer {
+                node_id,
+                name: peer.name.clone(),
+                address: peer.address.clone(),
+            })
+            .collect()
     }
 
     /// Returns once this node has applied up to `index`.

@@ -27,7 +27,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use super::error::NodeError;
-use super::identity::{DataDir, Identity, KnownPeer};
+use super::identity::{DataDir, Identity};
 use super::levels::Levels;
 use super::log_store::{LogOptions, LogStore};
 use super::member::{Leader, Member, MemberCarrier, Parts};
@@ -37,7 +37,7 @@ use super::proposals::{Answer, Proposals};
 use super::room::Room;
 use super::session_clock::SessionClock;
 use super::settings::settings;
-use super::state_store::{StateOptions, StateStore};
+use super::state_store::{Memory, StateOptions, StateStore};
 use super::types::Peer;
 use super::{
     ApplyHook, NodeOptions, OpenError, Readiness, Start, Status, bootstrap, cluster, membership,
@@ -79,8 +79,9 @@ pub(crate) struct Inner {
     dir: Mutex<Option<DataDir>>,
     /// There from the moment the node belongs to a group until its shutdown.
     member: RwLock<Option<Arc<Member>>>,
-    /// What is read before there is a member and after there is none.
-    empty: Machine,
+    /// What is read while there is no member: nothing at first, and after the shutdown what the member
+    /// had. A reader whose barrier has passed must not find an empty state behind it.
+    beside: RwLock<Memory>,
     pub(crate) phase: watch::Sender<Phase>,
     pub(crate) stop: CancellationToken,
     pub(crate) tasks: TaskTracker,
@@ -119,7 +120,7 @@ impl Node {
             link,
             dir: Mutex::new(Some(dir.clone())),
             member: RwLock::new(None),
-            empty: Machine::new(options.machine),
+            beside: RwLock::new(Memory::empty(options.machine)),
             phase: watch::channel(Phase::Seeking("starting".to_owned())).0,
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
@@ -474,7 +475,13 @@ impl Inner {
     async fn halt(self: &Arc<Self>) {
         self.phase.send_replace(Phase::Stopped);
         self.stop.cancel();
-        let member = self.member.write().take();
+        let member = {
+            let mut member = self.member.write();
+            if let Some(member) = &*member {
+                *self.beside.write() = member.state.memory();
+            }
+            member.take()
+        };
         self.dir.lock().take();
         if let Some(member) = member {
             if let Err(error) = member.raft.shutdown().await {
@@ -564,7 +571,7 @@ impl Group for Node {
     fn read(&self, look: &mut dyn FnMut(&Machine)) {
         match self.inner.member() {
             Ok(member) => member.state.read(look),
-            Err(_) => look(&self.inner.empty),
+            Err(_) => self.inner.beside.read().read(look),
         }
     }
 
@@ -583,17 +590,4 @@ impl Group for Node {
     fn process(&self) -> Option<ProcessToken> {
         Some(self.inner.process)
     }
-}
-
-/// The members other than this one, for the identity file.
-pub(crate) fn known_peers(member: &Member) -> Vec<KnownPeer> {
-    let membership = member.membership();
-    let others = membership.membership().nodes().filter(|(id, _)| **id != member.id());
-    others
-        .map(|(&node_id, peer)| KnownPeer {
-            node_id,
-            name: peer.name.clone(),
-            address: peer.address.clone(),
-        })
-        .collect()
 }

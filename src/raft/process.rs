@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use super::files::OpenError;
 use super::identity::{load, store};
 use super::member::Member;
-use super::node::{Inner, known_peers};
+use super::node::Inner;
 use crate::codec::Kind;
 use crate::group::{ExecuteError, Unavailable};
 use crate::machine::Command;
@@ -177,7 +177,7 @@ async fn introduce(inner: Arc<Inner>, member: Arc<Member>) {
         link.introduce(Contacts {
             secret: inner.options.secret.reveal().to_owned(),
             own: inner.options.advertise.clone(),
-            peers: known_peers(&member).into_iter().map(|peer| peer.address).collect(),
+            peers: member.known_peers().into_iter().map(|peer| peer.address).collect(),
         });
         if metrics.changed().await.is_err() {
             return;

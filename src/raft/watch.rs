@@ -8,7 +8,7 @@ use openraft::ServerState;
 use openraft::async_runtime::WatchReceiver;
 
 use super::member::{Leader, Member};
-use super::node::{Inner, known_peers};
+use super::node::Inner;
 use super::types::{Peer, StoredMembership};
 use super::{bootstrap, levels, membership, room, suspect};
 use crate::group::Unavailable;
@@ -112,7 +112,7 @@ async fn follow_changes(inner: Arc<Inner>, member: Arc<Member>) {
         if state == ServerState::Leader {
             member.sessions.look_again();
         }
-        let peers = known_peers(&member);
+        let peers = member.known_peers();
         if let Ok(dir) = inner.dir()
             && let Ok(Err(error)) =
                 tokio::task::spawn_blocking(move || dir.remember_peers(peers)).await

@@ -96,6 +96,34 @@ pub(crate) struct Replica {
     detached: bool,
 }
 
+impl Replica {
+    fn empty(limits: Limits) -> Self {
+        Self {
+            machine: Machine::new(limits),
+            last_applied: None,
+            membership: StoredMembership::default(),
+            bytes_since_cut: 0,
+            detached: true,
+        }
+    }
+}
+
+/// A state in memory. It outlives the store and keeps nothing of the directory.
+#[derive(Clone, Debug)]
+pub(crate) struct Memory(Arc<RwLock<Replica>>);
+
+impl Memory {
+    /// The state of a node that belongs to no group.
+    pub(crate) fn empty(limits: Limits) -> Self {
+        Self(Arc::new(RwLock::new(Replica::empty(limits))))
+    }
+
+    /// Reads the machine.
+    pub(crate) fn read<T>(&self, look: impl FnOnce(&Machine) -> T) -> T {
+        look(&self.0.read().machine)
+    }
+}
+
 /// The state store. Clones share it; the last one closes it.
 #[derive(Clone, Debug)]
 pub(crate) struct StateStore {
@@ -197,6 +225,11 @@ impl StateStore {
     /// Reads the machine. Short: applies wait meanwhile.
     pub(crate) fn read<T>(&self, look: impl FnOnce(&Machine) -> T) -> T {
         look(&self.shared.replica.read().machine)
+    }
+
+    /// The state without the store.
+    pub(crate) fn memory(&self) -> Memory {
+        Memory(self.shared.replica.clone())
     }
 
     /// The last entry applied.
@@ -398,13 +431,7 @@ fn newest(
             bytes_since_cut: 0,
             detached: false,
         },
-        None => Replica {
-            machine: Machine::new(limits),
-            last_applied: None,
-            membership: StoredMembership::default(),
-            bytes_since_cut: 0,
-            detached: true,
-        },
+        None => Replica::empty(limits),
     })
 }
 
