@@ -268,4 +268,20 @@ mod tests {
         let error = Checkpoint::decode(row.as_bytes()).unwrap_err();
         assert_eq!(error, "format 2 is newer than 1");
     }
+
+    proptest::proptest! {
+        #![proptest_config(proptest::prelude::ProptestConfig::with_cases(1_000))]
+        #[test]
+        fn c12_whatever_a_stored_row_holds_is_read_as_it_is_or_refused(
+            row in crate::codec::hostile::json_of(&GOLDEN),
+            bytes in crate::codec::hostile::bytes(GOLDEN.map(|row| row.as_bytes().to_vec()).into()),
+        ) {
+            for row in [row.to_string().as_bytes(), &bytes] {
+                let Ok(read) = Checkpoint::decode(row) else { continue };
+                let once = read.encode().unwrap();
+                let again = Checkpoint::decode(&once).unwrap().encode().unwrap();
+                assert_eq!(again, once);
+            }
+        }
+    }
 }

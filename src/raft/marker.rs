@@ -288,4 +288,20 @@ mod tests {
             Marker::open(dir.path()).unwrap().unwrap().unwrap_err();
         }
     }
+
+    proptest::proptest! {
+        #[test]
+        fn m4_whatever_a_marker_holds_is_read_without_a_panic(
+            bytes in crate::codec::hostile::bytes(vec![
+                encode(5, &durable(9), None),
+                encode(5, &durable(9), tail(6)),
+            ]),
+        ) {
+            if let Some((sequence, durable, tail)) = decode(&bytes) {
+                let again = decode(&encode(sequence, &durable, tail)).unwrap();
+                assert_eq!(again.0, sequence);
+                assert_eq!(again.1, durable);
+            }
+        }
+    }
 }

@@ -1,6 +1,9 @@
 //! The stored form: what is written is read back, on any node the same, and damage is seen.
 
+use proptest::prelude::*;
+
 use super::kit::*;
+use crate::codec::hostile;
 use crate::machine::*;
 
 /// A state with a record in every table.
@@ -135,4 +138,61 @@ fn a_frozen_state_stays_as_it_was() {
     assert!(bytes == before);
     assert_eq!(frozen.hash(), hash);
     assert_ne!(kit.machine.freeze().hash(), hash);
+}
+
+/// Records of the sample, each as key and value behind their lengths.
+fn framed(records: &[(Vec<u8>, Vec<u8>)]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for part in records.iter().flat_map(|(key, value)| [key, value]) {
+        bytes.extend_from_slice(&(part.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(part);
+    }
+    bytes
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+    #[test]
+    fn m4_whatever_a_snapshot_holds_is_read_or_refused(
+        stream in hostile::bytes(vec![sample().bytes()]),
+    ) {
+        let _ = Machine::read(&mut &stream[..]);
+        // The same with a checksum that is right.
+        let mut stream = stream;
+        stream.truncate(stream.len().saturating_sub(4));
+        let crc = crc32c::crc32c(&stream);
+        stream.extend_from_slice(&crc.to_le_bytes());
+        if let Ok(read) = Machine::read(&mut &stream[..]) {
+            let written = super::kit::bytes(&read);
+            let again = Machine::read(&mut &written[..]).unwrap();
+            prop_assert_eq!(super::kit::bytes(&again), written);
+        }
+    }
+
+    #[test]
+    fn m4_whatever_one_record_holds_the_state_is_read_or_refused(
+        nth: proptest::sample::Index,
+        value in hostile::bytes(
+            sample().machine.freeze().records().map(|record| record.1).collect()
+        ),
+        key in proptest::option::of(hostile::bytes(
+            sample().machine.freeze().records().map(|record| record.0).collect()
+        )),
+    ) {
+        let mut records: Vec<_> = sample().machine.freeze().records().collect();
+        let nth = nth.index(records.len());
+        records[nth] = (key.unwrap_or(records[nth].0.clone()), value);
+        if let Ok(read) = Machine::from_records(records.clone()) {
+            let written = super::kit::bytes(&read);
+            prop_assert!(Machine::read(&mut &written[..]).is_ok(), "{:02x?}", framed(&records));
+        }
+    }
+}
+
+#[test]
+fn m3_a_snapshots_length_that_lies_claims_no_memory() {
+    let sample = sample().bytes();
+    hostile::lies_claim_no_memory(&sample, |bytes| {
+        let _ = Machine::read(&mut &bytes[..]);
+    });
 }

@@ -85,3 +85,59 @@ pub(super) fn at_ms(value: Option<&Value>) -> Option<u64> {
     let number = value.as_u64().or_else(|| value.as_str()?.trim().parse().ok())?;
     Some(if number < SECONDS_BELOW { number.saturating_mul(1_000) } else { number })
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::codec::hostile;
+    use crate::provider::Secret;
+    use crate::provider::webhook::decode;
+
+    const POSTED: [&str; 3] = [
+        r#"{"object":"whatsapp_business_account","entry":[{"id":"1","changes":[{"field":"messages",
+            "value":{"metadata":{"display_phone_number":"+1 (5)","phone_number_id":"a"},"contacts":[
+            {"wa_id":"9","profile":{"name":"Ann"}}],"messages":[{"id":"m","from":"9","type":"text",
+            "timestamp":"1767225600","text":{"body":"hi"},"context":{"id":"w"}},{"id":"n","from":"9",
+            "type":"interactive","interactive":{"nfm_reply":{"body":"b","response_json":"{}"}}},
+            {"id":"s","from":"9","type":"system","system":{"type":"user_changed_number",
+            "wa_id":"8"}}],"statuses":[{"id":"x","status":"read","timestamp":1767225600000,
+            "recipient_id":"9","errors":[{"code":1,"title":"t"}]}],"errors":[{"code":2}]}}]}]}"#,
+        r#"{"object":"page","entry":[{"id":"a","messaging":[{"sender":{"id":"9"},"timestamp":1,
+            "message":{"mid":"m","text":"hi","quick_reply":{"payload":"p"},"attachments":[
+            {"type":"image"}]}},{"sender":{"id":"9"},"postback":{"title":"t","payload":"p"}},
+            {"sender":{"id":"9"},"delivery":{"mids":["x"],"watermark":5}},
+            {"sender":{"id":"9"},"read":{"watermark":5}},{"sender":{"id":"9"},
+            "referral":{"ref":"r"}}]}]}"#,
+        r#"{"object":"instagram","entry":[{"id":"a","changes":[{"field":"messages","value":
+            {"sender":{"id":"9"},"message":{"mid":"m","is_echo":true}}}]}]}"#,
+    ];
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2_000))]
+        #[test]
+        fn m1_whatever_meta_posts_is_unpacked_in_part_or_refused(
+            posted in hostile::json_of(&POSTED),
+        ) {
+            let body = posted.to_string();
+            for surface in [Surface::WhatsApp, Surface::Messenger, Surface::Instagram] {
+                let (app, verify) = (Secret::new("app secret"), Secret::new("verify token"));
+                let meta = Meta::new("meta".to_owned(), surface, app, verify).account("a", "t");
+                match decode::<Envelope>(body.as_bytes()) {
+                    Ok(envelope) => drop(meta.unpack(envelope)),
+                    Err(response) => prop_assert_eq!(response.status, 400),
+                }
+            }
+        }
+
+        #[test]
+        fn m1_whatever_bytes_meta_posts_are_taken_or_refused(
+            body in hostile::bytes(POSTED.iter().map(|text| text.as_bytes().to_vec()).collect()),
+        ) {
+            if let Err(response) = decode::<Envelope>(&body) {
+                prop_assert_eq!(response.status, 400);
+            }
+        }
+    }
+}

@@ -195,9 +195,13 @@ impl Mapping {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use serde_json::json;
 
     use super::*;
+    use crate::codec::hostile;
+    use crate::provider::reply::Body;
+    use crate::provider::webhook::{Posted, decode, form_pairs};
 
     #[test]
     fn d4_a_path_finds_what_it_names() {
@@ -245,5 +249,44 @@ mod tests {
         assert_eq!(mapping.unpack("hook", &json!({})).unwrap_err().at, "$.events");
         let one = Mapping::new("id", "room", "text").unwrap();
         assert_eq!(one.unpack("hook", &json!({ "id": 1, "room": "r" })).unwrap_err().at, "text");
+    }
+
+    const POSTED: [&str; 2] = [
+        r#"{"id":"m1","chat":"ann","participant":"p","text":"hi"}"#,
+        r#"{"events":[{"kind":"said","id":1,"room":"r","who":"ann","text":"a"},{"kind":"left"}]}"#,
+    ];
+
+    proptest! {
+        #[test]
+        fn m1_whatever_is_posted_is_taken_or_refused(
+            posted in hostile::json_of(&POSTED),
+            body in hostile::bytes(POSTED.iter().map(|text| text.as_bytes().to_vec()).collect()),
+        ) {
+            let plain = Mapping::new("id", "chat", "text").unwrap();
+            let listed = Mapping::new("id", "room", "text").unwrap().each("$.events").unwrap();
+            let listed = listed.participant("who").unwrap().only("kind", "said").unwrap();
+            for mapping in [plain, listed] {
+                if let Ok(batch) = mapping.unpack("hook", &posted) {
+                    let items = posted["events"].as_array().map_or(1, Vec::len);
+                    prop_assert!(batch.messages.len() + batch.bad.len() <= items);
+                }
+            }
+            for body in [posted.to_string().as_bytes(), &body] {
+                match decode::<Posted>(body) {
+                    Ok(posted) => prop_assert!(serde_json::from_slice::<Value>(body).is_ok(), "{posted:?}"),
+                    Err(response) => prop_assert_eq!(response.status, 400),
+                }
+                let stored = Body::decode(body);
+                prop_assert_eq!(Body::decode(&stored.encode()), stored);
+            }
+        }
+
+        #[test]
+        fn m1_whatever_path_or_query_is_written_is_read_or_refused(text in "[$.'\\[\\]a0%+&=é\"]{0,20}") {
+            if let Err(fault) = Path::parse(&text) {
+                prop_assert!(fault.at <= text.len());
+            }
+            let _ = form_pairs(&text);
+        }
     }
 }

@@ -273,6 +273,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::codec::hostile;
     use crate::raft::log_store::test_log_id;
     use crate::raft::types::Proposal;
 
@@ -320,6 +321,57 @@ mod tests {
             bad[bit / 8] ^= 1 << (bit % 8);
             let found = assemble(1, &bad, || Ok::<_, ()>(None)).unwrap();
             assert!(found.is_err(), "bit {bit}");
+        }
+    }
+
+    fn samples() -> Vec<Entry> {
+        let normal = EntryPayload::Normal(Proposal(bytes::Bytes::from_static(b"hi")));
+        let large = EntryPayload::Normal(Proposal(vec![7; CHUNK_BYTES].into()));
+        vec![
+            Entry { log_id: test_log_id(3, 7), payload: EntryPayload::Blank },
+            Entry { log_id: test_log_id(3, 8), payload: normal },
+            Entry { log_id: test_log_id(4, 9), payload: large },
+        ]
+    }
+
+    /// The chunk again, and the stored records it was read from.
+    fn assembled(first: u64, records: &[Stored]) -> Result<Chunk, Fault> {
+        let mut rest = records[1..].iter().map(|(key, value)| (key.into(), value[..].into()));
+        assemble(first, &records[0].1, || Ok::<_, ()>(rest.next())).unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn m4_whatever_a_chunk_holds_is_read_as_it_was_written_or_refused(
+            payload in hostile::bytes(
+                chunk_of(&samples()).into_iter().map(|(_, value)| value[HEADER_BYTES..].to_vec()).collect()
+            ),
+            first in prop_oneof![Just(7u64), Just(9), Just(u64::MAX), any::<u64>()],
+        ) {
+            let sealed = codec::seal_raw(Kind::LogChunk, &payload);
+            let records = vec![(key::chunk(first, 0), sealed)];
+            if let Ok(chunk) = assembled(first, &records) {
+                let entries: Vec<Entry> = chunk.entries.iter().map(|one| one.0.clone()).collect();
+                let mut builder = Builder::new(chunk.before);
+                let mut again = Vec::new();
+                for entry in &entries {
+                    let index = entry.log_id.index;
+                    builder.push(index, &encode(entry), &mut |stored| again.push(stored));
+                }
+                builder.finish(&mut |stored| again.push(stored));
+                let same = assembled(first, &again).unwrap();
+                prop_assert_eq!(same.entries[0].0.log_id, entries[0].log_id);
+            }
+        }
+    }
+
+    #[test]
+    fn m3_a_chunks_length_that_lies_claims_no_memory() {
+        for (_, value) in chunk_of(&samples()[..2]) {
+            hostile::lies_claim_no_memory(&value[HEADER_BYTES..], |payload| {
+                let sealed = codec::seal_raw(Kind::LogChunk, payload);
+                let _ = assemble(7, &sealed, || Ok::<_, ()>(None));
+            });
         }
     }
 

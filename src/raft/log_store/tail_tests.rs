@@ -3,9 +3,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use proptest::prelude::*;
+
 use super::tail::{Begin, PAGE, Record};
 use super::tests::{append, entries, entry, open, options, reopened, try_open};
 use super::*;
+use crate::codec::{self, hostile};
 use crate::raft::marker::Marker;
 
 const HALF: usize = 16 * PAGE;
@@ -313,4 +316,46 @@ async fn m4_the_first_entry_of_a_directory_is_not_lost() {
         let (_, all) = reopened(&to).await;
         assert_eq!(all.len(), 1, "round {round}");
     }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+    #[test]
+    fn m4_whatever_the_tail_holds_is_read_without_a_panic(
+        records in proptest::collection::vec(hostile::bytes(tail_pages()), 1..4),
+    ) {
+        let dir = tempfile::tempdir().unwrap();
+        let mut image = vec![0; 4 * HALF];
+        for (page, record) in records.iter().enumerate() {
+            let at = page * PAGE;
+            let len = record.len().min(image.len() - at);
+            image[at..at + len].copy_from_slice(&record[..len]);
+            // In the copy too, and as a record whose checksum is right.
+            let payload = record.get(4 + codec::HEADER_BYTES..).unwrap_or_default();
+            let sealed = codec::seal_raw(codec::Kind::LogTail, payload);
+            let framed = [&(sealed.len() as u32).to_le_bytes()[..], &sealed].concat();
+            let at = 2 * HALF + page * PAGE;
+            let len = framed.len().min(image.len() - at);
+            image[at..at + len].copy_from_slice(&framed[..len]);
+        }
+        fs::write(dir.path().join("log.tail"), &image).unwrap();
+        for generation in tail::read(dir.path(), HALF).unwrap().unwrap() {
+            for record in generation.records {
+                let _ = tail::entries(&record.body).count();
+            }
+        }
+        let _ = tail::unused(dir.path(), HALF);
+    }
+}
+
+/// The pages of three records.
+fn tail_pages() -> Vec<Vec<u8>> {
+    let dir = tempfile::tempdir().unwrap();
+    let image = images(dir.path(), &[5, 100, 1]).pop().unwrap();
+    let half = &image[HALF..];
+    let page = |page: &[u8]| {
+        let len = u32::from_le_bytes(std::array::from_fn(|i| page[i])) as usize;
+        page[..4 + len].to_vec()
+    };
+    half.chunks(PAGE).take(3).map(page).collect()
 }

@@ -1,10 +1,12 @@
 //! What is refused before the group is asked (issue *the spine*, bad input).
 
 use axum::body::Body;
+use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::client::{Client, Sham, request};
 use crate::clock::ManualClock;
+use crate::codec::hostile;
 use crate::machine::Limits;
 
 fn client() -> Client {
@@ -105,4 +107,41 @@ async fn m3_a_body_over_the_limit_is_413() {
     let client = client();
     let large = json!({"session": 1, "key": "x".repeat(20_000)});
     client.call("POST", "/v1/shop/turns", large).await.expect(413, "too_large");
+}
+
+/// Calls with a body of known shape, and what they are sent.
+const BODIES: [(&str, &str, &str); 8] = [
+    ("POST", "/v1/shop/sessions", r#"{"lease_ms":15000,"replica":"a"}"#),
+    ("POST", "/v1/shop/sessions/1/renew", r#"{"seq":1,"age_ms":5}"#),
+    ("POST", "/v1/shop/turns", r#"{"session":1,"key":"demo:ann"}"#),
+    ("POST", "/v1/shop/leads/jobs", r#"{"session":1}"#),
+    ("POST", "/v1/shop/locks/k", r#"{"ttl_ms":1000}"#),
+    ("POST", "/v1/shop/locks/k/renew", r#"{"token":"0000000000000001","ttl_ms":1000}"#),
+    ("PUT", "/v1/shop/checkpoints/demo%3Aann", r#"{"step":"item","n":[1,2.5,null]}"#),
+    ("POST", "/v1/shop/nothing", r#"{}"#),
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+    #[test]
+    fn m1_whatever_body_a_call_has_it_is_answered_and_never_by_a_failure(
+        bodies in proptest::collection::vec(prop_oneof![
+            hostile::json_of(&BODIES.map(|(.., body)| body)).prop_map(|body| body.to_string().into()),
+            hostile::bytes(BODIES.iter().map(|(.., body)| body.as_bytes().to_vec()).collect()),
+        ], 4),
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let client = client();
+            client.session("shop").await;
+            for (method, path, _) in BODIES {
+                for body in &bodies {
+                    let create = [("If-None-Match", "*")];
+                    let sent = request(method, path, &create, Body::from(body.clone()));
+                    let answer = client.send(sent).await;
+                    assert!(answer.status < 500, "{method} {path} {body:?}: {answer:?}");
+                }
+            }
+        });
+    }
 }
