@@ -9,15 +9,13 @@ mod support;
 
 use std::fs;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use reqwest::Method;
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use support::api::Outcome;
 use support::cluster::{Arena, Cluster, Options};
+use support::disks::{SmallDisk, Tampering};
 use support::session::Prefix;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -63,49 +61,6 @@ async fn has(prefix: &Prefix, number: usize) -> bool {
 }
 
 // ----------------------------------------------------------------------------------- a small disk
-
-/// A file system of its own in a file.
-struct SmallDisk {
-    at: PathBuf,
-}
-
-impl SmallDisk {
-    fn mount(root: &Path, bytes: u64) -> Result<Self, String> {
-        let (image, at) = (root.join("disk.image"), root.join("disk"));
-        fs::File::create(&image).and_then(|file| file.set_len(bytes)).unwrap();
-        fs::create_dir_all(&at).unwrap();
-        let run = |command: &mut Command| {
-            let done = command.output().map_err(|error| format!("{command:?}: {error}"))?;
-            let said = String::from_utf8_lossy(&done.stderr).into_owned();
-            if done.status.success() { Ok(()) } else { Err(format!("{command:?}: {said}")) }
-        };
-        run(Command::new("mkfs.ext4").args(["-q", "-F", "-m", "0"]).arg(&image))?;
-        run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&at))?;
-        Ok(Self { at })
-    }
-
-    /// Writes until nothing more goes in.
-    fn fill(&self) -> PathBuf {
-        let path = self.at.join("junk");
-        let file = fs::File::create(&path).unwrap();
-        for piece in [8 * MIB, MIB, 4096] {
-            loop {
-                let at = file.metadata().unwrap().len();
-                let flags = rustix::fs::FallocateFlags::empty();
-                if rustix::fs::fallocate(&file, flags, at, piece).is_err() {
-                    break;
-                }
-            }
-        }
-        path
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.at).status();
-    }
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn case_r15_a_leader_whose_disk_fills_hands_over_and_heals_without_a_restart() {
@@ -154,47 +109,6 @@ async fn case_r15_a_leader_whose_disk_fills_hands_over_and_heals_without_a_resta
 }
 
 // -------------------------------------------------------------------------- failing system calls
-
-/// `strace` that makes calls of a process fail or hang.
-struct Tampering {
-    child: Child,
-}
-
-impl Tampering {
-    async fn attach(pid: u32, inject: &str, said: &Path) -> Result<Self, String> {
-        let child = Command::new("strace")
-            .args(["-f", "-qq", "-e", "trace=fdatasync", "-e", inject, "-o", "/dev/null"])
-            .args(["-p", &pid.to_string()])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(fs::File::create(said).unwrap())
-            .spawn()
-            .map_err(|error| error.to_string())?;
-        let mut tampering = Self { child };
-        let tracer = || {
-            let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-            let line = status.lines().find(|line| line.starts_with("TracerPid:"));
-            line.is_some_and(|line| !line.ends_with("\t0"))
-        };
-        let end = Instant::now() + 10 * SECOND;
-        while !tracer() {
-            if tampering.child.try_wait().unwrap().is_some() || Instant::now() > end {
-                return Err(fs::read_to_string(said).unwrap_or_default());
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        Ok(tampering)
-    }
-}
-
-impl Drop for Tampering {
-    fn drop(&mut self) {
-        if let Some(pid) = Pid::from_raw(self.child.id().cast_signed()) {
-            let _ = kill_process(pid, Signal::INT);
-        }
-        let _ = self.child.wait();
-    }
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn case_r23_a_failed_sync_ends_the_process_and_nothing_after_it_was_acknowledged() {

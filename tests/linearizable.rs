@@ -18,10 +18,9 @@ use tokio::sync::Semaphore;
 
 use support::api::Api;
 use support::cluster::{Cluster, Options};
-use support::linearize::{Call, Verdict};
-use support::models::{CheckpointCall, LockCall, check_checkpoint, check_lock, check_turns};
+use support::histories::History;
 use support::turnlog::{Held, faults};
-use support::workload::{self, Size, TurnHistory};
+use support::workload::Size;
 
 /// A third of each kind.
 const HISTORIES: u64 = 1_020;
@@ -31,76 +30,33 @@ const SIZE: Size = Size { clients: 4, rounds: 6, stall: Duration::from_secs(30) 
 /// A round of turns is more calls than one of the others.
 const TURNS: Size = Size { rounds: 4, ..SIZE };
 
-/// The calls of one key.
-enum Calls {
-    Checkpoint(Vec<CheckpointCall>),
-    Lock(Vec<LockCall>),
-    Turns(TurnHistory),
-}
-
-/// One history.
-struct History {
-    calls: Calls,
+/// One history, and what it ran through.
+struct Taken {
+    history: History,
     /// Kills that fell between its first and its last call.
     kills: usize,
 }
 
-impl History {
+impl Taken {
     async fn take(api: &Api, number: u64, kills: &AtomicUsize) -> Self {
-        // A prefix holds a bounded number of idempotency keys, so each hundred has its own.
-        let prefix = format!("lin-{}", number / 100);
-        let key = format!("demo:k{number}");
         let before = kills.load(Ordering::Relaxed);
-        let calls = match number % 3 {
-            0 => Calls::Checkpoint(workload::checkpoints(api, &prefix, &key, number, SIZE).await),
-            1 => Calls::Lock(workload::locks(api, &prefix, &key, number, SIZE).await),
-            _ => Calls::Turns(workload::turns(api, &prefix, &key, number, TURNS).await),
-        };
-        Self { calls, kills: kills.load(Ordering::Relaxed) - before }
-    }
-
-    fn len(&self) -> usize {
-        match &self.calls {
-            Calls::Checkpoint(calls) => calls.len(),
-            Calls::Lock(calls) => calls.len(),
-            Calls::Turns(taken) => taken.calls.len(),
-        }
-    }
-
-    fn unknown(&self) -> usize {
-        fn count<Op, Answer>(calls: &[Call<Op, Answer>]) -> usize {
-            calls.iter().filter(|call| call.answer.is_none()).count()
-        }
-        match &self.calls {
-            Calls::Checkpoint(calls) => count(calls),
-            Calls::Lock(calls) => count(calls),
-            Calls::Turns(taken) => count(&taken.calls),
-        }
-    }
-
-    /// What is wrong with it.
-    fn fault(&self) -> Option<String> {
-        let verdict = match &self.calls {
-            Calls::Checkpoint(calls) => check_checkpoint(calls),
-            Calls::Lock(calls) => check_lock(calls),
-            Calls::Turns(taken) => check_turns(&taken.calls),
-        };
-        match verdict {
-            Verdict::Linearizable => None,
-            Verdict::Refuted(text) => Some(text),
-            Verdict::GaveUp { visited } => Some(format!("gave up after {visited}")),
-        }
+        let history = History::take(api, "lin", number, (SIZE, TURNS)).await;
+        Self { history, kills: kills.load(Ordering::Relaxed) - before }
     }
 }
 
 /// Checks all histories, on every processor.
-fn check_all(histories: &[History]) -> Vec<String> {
+fn check_all(histories: &[Taken]) -> Vec<String> {
     let threads = std::thread::available_parallelism().map_or(2, usize::from);
     let part = histories.len().div_ceil(threads);
     std::thread::scope(|scope| {
         let parts: Vec<_> = histories
             .chunks(part)
-            .map(|part| scope.spawn(|| part.iter().filter_map(History::fault).collect::<Vec<_>>()))
+            .map(|part| {
+                scope.spawn(|| {
+                    part.iter().filter_map(|taken| taken.history.fault()).collect::<Vec<_>>()
+                })
+            })
             .collect();
         parts.into_iter().flat_map(|part| part.join().unwrap()).collect()
     })
@@ -142,7 +98,7 @@ async fn k6_a_thousand_histories_are_linearizable_while_leaders_die() {
         let (api, kills, slots) = (api.clone(), kills.clone(), slots.clone());
         running.spawn(async move {
             let _slot = slots.acquire_owned().await;
-            History::take(&api, number, &kills).await
+            Taken::take(&api, number, &kills).await
         });
     }
     let mut histories = Vec::new();
@@ -155,17 +111,11 @@ async fn k6_a_thousand_histories_are_linearizable_while_leaders_die() {
 
     // Phase 2: check them, and say what was seen.
     let wrong = check_all(&histories);
-    let calls: usize = histories.iter().map(History::len).sum();
-    let unknown: usize = histories.iter().map(History::unknown).sum();
-    let through_a_kill = histories.iter().filter(|history| history.kills > 0).count();
-    let log: Vec<Held> = histories
-        .iter()
-        .filter_map(|history| match &history.calls {
-            Calls::Turns(taken) => Some(taken.log.clone()),
-            Calls::Checkpoint(_) | Calls::Lock(_) => None,
-        })
-        .flatten()
-        .collect();
+    let calls: usize = histories.iter().map(|taken| taken.history.len()).sum();
+    let unknown: usize = histories.iter().map(|taken| taken.history.unknown()).sum();
+    let through_a_kill = histories.iter().filter(|taken| taken.kills > 0).count();
+    let log: Vec<Held> =
+        histories.iter().flat_map(|taken| taken.history.turns()).cloned().collect();
     let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
     let counts = &api.counts;
     println!(

@@ -10,8 +10,11 @@ mod support;
 
 use std::time::Duration;
 
+use rand::SeedableRng as _;
+use rand::rngs::StdRng;
 use support::api::Api;
 use support::cluster::{Cluster, Options};
+use support::demo::{Demo, Reply};
 use support::linearize::{Call, Verdict, check_within};
 use support::models::{
     CheckpointAnswer, CheckpointCall, CheckpointOp, Condition, Lock, LockAnswer, LockCall, LockOp,
@@ -19,6 +22,7 @@ use support::models::{
 };
 use support::proxy::{self, Tamper};
 use support::simulated::{self, Bug};
+use support::talk::{self, Chat, Said};
 use support::turnlog::{Fault, Held, faults};
 use support::workload::{self, Size};
 
@@ -362,6 +366,46 @@ fn museum_the_turn_log_shows_overlap_order_and_fences() {
     assert_eq!(faults(&[held(2, 6, 0, 10), elsewhere]), []);
 }
 
+fn said(number: usize) -> Said {
+    Said { id: format!("m{number}"), answer: format!("echo: {number}") }
+}
+
+fn reply(number: usize, fence: u64, turn_seq: u64) -> Reply {
+    let Said { id, answer } = said(number);
+    let (reply, fence) = (format!("r{number}"), Some(fence));
+    Reply { id: reply, in_reply_to: id, text: answer, fence, turn_seq }
+}
+
+#[test]
+fn museum_what_a_user_is_told_shows_what_is_lost_doubled_and_out_of_order() {
+    let asked: Vec<Said> = (0..3).map(said).collect();
+    let right = [reply(0, 5, 1), reply(1, 5, 2), reply(2, 8, 0)];
+    let id = |number: usize| said(number).id;
+    assert_eq!(talk::faults(&asked, &right), []);
+    let found = talk::faults(&asked, &[right[0].clone(), right[2].clone()]);
+    assert_eq!(found, [talk::Fault::Lost { id: id(1) }]);
+    // The same text again, and another text to the same message.
+    for again in [right[1].clone(), Reply { id: "r9".to_owned(), turn_seq: 3, ..right[1].clone() }]
+    {
+        let told = [right[0].clone(), right[1].clone(), again, right[2].clone()];
+        let found = talk::faults(&asked, &told);
+        assert!(found.contains(&talk::Fault::Doubled { id: id(1) }), "{found:?}");
+    }
+    let found = talk::faults(&asked, &[reply(1, 5, 1), reply(0, 5, 2), reply(2, 8, 0)]);
+    assert_eq!(found, [talk::Fault::OutOfOrder { id: id(0), behind: id(1) }]);
+    for (fence, turn_seq) in [(4, 9), (5, 1)] {
+        let found =
+            talk::faults(&asked, &[reply(0, 5, 1), reply(1, fence, turn_seq), reply(2, 8, 0)]);
+        let (before, after) = ((5, 1), (fence, turn_seq));
+        assert_eq!(found, [talk::Fault::NumberWentBack { id: id(1), before, after }]);
+    }
+    let wrong = Reply { text: "Where to?".to_owned(), ..right[2].clone() };
+    let found = talk::faults(&asked, &[right[0].clone(), right[1].clone(), wrong]);
+    assert_eq!(found, [talk::Fault::WrongText { id: id(2), text: "Where to?".to_owned() }]);
+    let found = talk::faults(&asked[..2], &right);
+    assert_eq!(found, [talk::Fault::Unasked { id: id(2) }]);
+}
+
 // ------------------------------------------------------------------------- a server in this process
 
 const SMALL: Size = Size { clients: 4, rounds: 8, stall: Duration::from_secs(4) };
@@ -504,5 +548,40 @@ async fn museum_a_stale_read_and_a_double_grant_planted_before_a_real_group_are_
         println!("{tamper:?}: {tally:?}, {struck} answers changed");
         assert!(struck > 0);
         assert!(tally.refuted > 0, "{tamper:?} went unseen: {tally:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn museum_a_reply_lost_doubled_swapped_or_under_an_old_fence_before_a_real_group_is_caught() {
+    const PATIENCE: Duration = Duration::from_secs(60);
+    let cluster = Cluster::start(Options::nodes(3)).await;
+    let honest = cluster.public();
+    let mut random = StdRng::seed_from_u64(7);
+    let mut chat = Chat::new(&Demo::new(honest.clone()), "right".to_owned(), PATIENCE);
+    chat.order(&mut random).await;
+    chat.chatter(&mut random).await;
+    assert_eq!(chat.faults().await, Vec::<String>::new());
+    for (tamper, fault) in [
+        (Tamper::LosesReply, "Lost"),
+        (Tamper::DoublesReply, "Doubled"),
+        (Tamper::SwapsReplies, "OutOfOrder"),
+        (Tamper::FenceBack, "NumberWentBack"),
+    ] {
+        let mut bases = Vec::new();
+        let mut proxies = Vec::new();
+        for node in &cluster.nodes {
+            let proxy = proxy::start(tamper, node.public_base()).await;
+            bases.push(proxy.base());
+            proxies.push(proxy);
+        }
+        let demo = Demo::new(honest.through(bases));
+        let mut chat = Chat::new(&demo, format!("{tamper:?}"), PATIENCE);
+        for number in 0..4 {
+            chat.say(number, "hello", "echo: hello").await;
+        }
+        let found = chat.faults().await;
+        let struck: usize = proxies.iter().map(proxy::Running::struck).sum();
+        assert!(struck > 0);
+        assert!(found.iter().any(|found| found.contains(fault)), "{tamper:?}: {found:?}");
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! A user answers six questions through whichever node, sends two answers at once now and then,
 //! and lets one question wait past its time. Meanwhile, every few seconds, one of the three
-//! processes of `up` is killed or stopped; its parent starts it again. `BOTMESH_USERS=1000` plays
+//! processes of `up` is killed or stopped; its parent starts it again. `TEST_USERS=1000` plays
 //! more of them; the figures are printed.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
@@ -311,7 +311,7 @@ fn faults(chat: &str, heard: &Heard, summary: &str) -> Vec<String> {
 async fn g2_two_hundred_users_notice_no_death() {
     let _arena = Arena::enter().await;
     let users: usize =
-        std::env::var("BOTMESH_USERS").map_or(200, |users| users.parse().expect("a number"));
+        std::env::var("TEST_USERS").map_or(200, |users| users.parse().expect("a number"));
     let provider = Arc::new(Provider::default());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/replies", listener.local_addr().unwrap());

@@ -109,6 +109,8 @@ pub struct Answer {
     pub start: u64,
     /// Its end, ns.
     pub end: u64,
+    /// Who answered.
+    pub node: String,
 }
 
 impl Answer {
@@ -195,6 +197,8 @@ pub struct Api {
     secret: String,
     bases: Arc<Vec<String>>,
     origin: Instant,
+    /// The longest one attempt may take, whatever a call says.
+    attempt_max: Duration,
     /// What was counted.
     pub counts: Arc<Counts>,
 }
@@ -213,6 +217,7 @@ impl Api {
             secret: secret.into(),
             bases: Arc::new(bases),
             origin: Instant::now(),
+            attempt_max: Duration::MAX,
             counts: Arc::default(),
         }
     }
@@ -220,6 +225,12 @@ impl Api {
     /// The same counts and clock, other nodes.
     pub fn through(&self, bases: Vec<String>) -> Self {
         Self { bases: Arc::new(bases), ..self.clone() }
+    }
+
+    /// The same, but it goes to the next node after so long: nodes may be frozen.
+    #[must_use]
+    pub fn impatient(&self, attempt_max: Duration) -> Self {
+        Self { attempt_max, ..self.clone() }
     }
 
     /// How many nodes it knows.
@@ -292,7 +303,7 @@ impl Api {
             .http
             .request(request.method.clone(), format!("{base}{}", request.path))
             .bearer_auth(&self.secret)
-            .timeout(request.attempt);
+            .timeout(request.attempt.min(self.attempt_max));
         for (name, value) in &request.headers {
             call = call.header(*name, value);
         }
@@ -328,7 +339,8 @@ impl Api {
         } else if status >= 500 {
             Attempt::Open(seen())
         } else {
-            Attempt::Answered(Answer { status, body, etag, start, end })
+            let node = base.to_owned();
+            Attempt::Answered(Answer { status, body, etag, start, end, node })
         }
     }
 

@@ -97,6 +97,8 @@ pub struct Node {
     pub public: SocketAddr,
     /// Its cluster listener.
     pub cluster: SocketAddr,
+    /// What it announces instead of its cluster listener.
+    pub advertise: Option<SocketAddr>,
     /// Its environment at the next start.
     pub env: Vec<(String, String)>,
     secret_file: PathBuf,
@@ -112,6 +114,7 @@ impl Node {
             dir: root.join(format!("n{number}")),
             public: free_address(),
             cluster: free_address(),
+            advertise: None,
             env: options.env.clone(),
             secret_file: root.join("secret"),
             log: root.join(format!("n{number}.log")),
@@ -149,6 +152,8 @@ impl Node {
     pub fn start(&mut self, more: &[&str]) {
         assert!(self.child.is_none(), "{} runs already", self.name);
         let log = File::options().create(true).append(true).open(&self.log).unwrap();
+        let advertise = self.advertise.map(|address| address.to_string());
+        let advertise = advertise.iter().flat_map(|address| ["--advertise", address.as_str()]);
         let child = Command::new(binary())
             .args(["run", "--name", &self.name])
             .arg("--dir")
@@ -158,6 +163,7 @@ impl Node {
             .arg("--secret-file")
             .arg(&self.secret_file)
             .args(&self.args)
+            .args(advertise)
             .args(more)
             .envs(self.env.iter().cloned())
             .stdin(Stdio::null())
@@ -280,24 +286,37 @@ impl Cluster {
 
     /// Takes a node out of the group, waits until the others say so, and ends its process.
     pub async fn leave(&mut self, index: usize, node_id: u64) {
-        let url = format!("{}/cluster/leave", self.nodes[0].base());
-        let body = serde_json::json!({ "node_id": node_id });
-        let call = self.http.post(url).bearer_auth(&self.secret).json(&body);
-        let answer = call.timeout(READY).send().await.expect("leave is answered");
-        let status = answer.status();
-        let body = answer.text().await.unwrap_or_default();
-        assert!(status.is_success(), "leave: {status} {body}");
-        let until = Instant::now() + READY;
+        self.let_go(0, node_id).await;
+        self.nodes[index].kill();
+    }
+
+    /// Has the group let a member go, through a node, and waits until that node says so.
+    pub async fn let_go(&self, via: usize, node_id: u64) {
+        let url = format!("{}/cluster/leave", self.nodes[via].base());
+        let until = Instant::now() + 2 * READY;
         loop {
-            let first = self.status(0).await.expect("n1 answers");
-            let nodes = first["nodes"].as_array().expect("the nodes are an array");
+            let body = serde_json::json!({ "node_id": node_id });
+            let call = self.http.post(&url).bearer_auth(&self.secret).json(&body);
+            let answer = call.timeout(READY).send().await.expect("leave is answered");
+            let status = answer.status();
+            let body = answer.text().await.unwrap_or_default();
+            // 503 is what a group says that is electing a leader.
+            if status.is_success() {
+                break;
+            }
+            let again = status.as_u16() == 503 && Instant::now() < until;
+            assert!(again, "leave: {status} {body}");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        loop {
+            let seen = self.status(via).await.expect("the node answers");
+            let nodes = seen["nodes"].as_array().expect("the nodes are an array");
             if nodes.iter().all(|node| node["id"] != node_id) {
                 break;
             }
-            assert!(Instant::now() < until, "the node is still a member: {first}");
+            assert!(Instant::now() < until, "the node is still a member: {seen}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        self.nodes[index].kill();
     }
 
     /// The id the group gave a node.

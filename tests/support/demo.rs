@@ -18,6 +18,8 @@ pub struct Reply {
     pub text: String,
     /// Fence of the turn it was said in, where set.
     pub fence: Option<u64>,
+    /// Its number under that fence.
+    pub turn_seq: u64,
 }
 
 /// The public listeners of the nodes.
@@ -70,6 +72,7 @@ impl Demo {
                 in_reply_to: text(reply, "in_reply_to"),
                 text: text(reply, "text"),
                 fence: reply["fence"].as_u64(),
+                turn_seq: reply["turn_seq"].as_u64().expect("turn_seq is a number"),
             })
             .collect()
     }

@@ -5,11 +5,15 @@
 pub mod api;
 pub mod cluster;
 pub mod demo;
+pub mod disks;
+pub mod histories;
 pub mod ledger;
 pub mod linearize;
+pub mod links;
 pub mod models;
 pub mod proxy;
 pub mod session;
 pub mod simulated;
+pub mod talk;
 pub mod turnlog;
 pub mod workload;

@@ -27,6 +27,14 @@ pub enum Tamper {
     DoubleGrants,
     /// Breaks the connection instead of passing every third answer to `POST …/turns`.
     DropThirdTicket,
+    /// Leaves the second reply of a chat's list out.
+    LosesReply,
+    /// Lists the second reply twice.
+    DoublesReply,
+    /// Lists the second reply before the first.
+    SwapsReplies,
+    /// Gives the last reply the fence before the first one's.
+    FenceBack,
 }
 
 #[derive(Clone)]
@@ -130,6 +138,10 @@ impl Proxy {
         match self.tamper {
             Tamper::StaleReads => self.stale(method, path, passed).into_response(),
             Tamper::DoubleGrants => self.double(method, path, passed).into_response(),
+            Tamper::LosesReply
+            | Tamper::DoublesReply
+            | Tamper::SwapsReplies
+            | Tamper::FenceBack => self.replies(method, path, passed).into_response(),
             Tamper::DropThirdTicket => {
                 let ticket = *method == Method::POST && path.ends_with("/turns");
                 if ticket && self.tickets.fetch_add(1, Ordering::Relaxed) % 3 == 2 {
@@ -160,6 +172,25 @@ impl Proxy {
                 passed
             }
         }
+    }
+
+    fn replies(&self, method: &Method, path: &str, mut passed: Passed) -> Passed {
+        let Value::Array(mut list) = passed.json() else { return passed };
+        if *method != Method::GET || !path.ends_with("/replies") || list.len() < 3 {
+            return passed;
+        }
+        match self.tamper {
+            Tamper::LosesReply => drop(list.remove(1)),
+            Tamper::DoublesReply => list.insert(1, list[1].clone()),
+            Tamper::SwapsReplies => list.swap(0, 1),
+            _ => {
+                let before = list[0]["fence"].as_u64().unwrap() - 1;
+                list.last_mut().unwrap()["fence"] = before.into();
+            }
+        }
+        self.struck.fetch_add(1, Ordering::Relaxed);
+        passed.body = Value::Array(list).to_string().into();
+        passed
     }
 
     fn double(&self, method: &Method, path: &str, mut passed: Passed) -> Passed {

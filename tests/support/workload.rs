@@ -116,7 +116,7 @@ impl Client {
 }
 
 fn unexpected(what: &str, answer: &Answer) -> ! {
-    panic!("{what} was answered {} {}", answer.status, answer.body)
+    panic!("{what} was answered at last {answer:?}")
 }
 
 fn take<Op, A>(record: Record<Op, A>) -> Vec<Call<Op, A>> {
