@@ -124,11 +124,12 @@ impl Links {
 
 impl Proxy {
     async fn run(mut self, address: SocketAddr) {
-        let ready = self.targets.wait_for(|targets| !targets.is_empty()).await;
-        let Ok(target) = ready.map(|targets| targets[self.node]) else { return };
+        if self.targets.wait_for(|targets| !targets.is_empty()).await.is_err() {
+            return;
+        }
         let mut open = JoinSet::new();
         loop {
-            while TcpStream::connect(target).await.is_err() {
+            while TcpStream::connect(self.target()).await.is_err() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
             // A port just let go may be free a moment later.
@@ -141,8 +142,10 @@ impl Proxy {
                 tokio::select! {
                     accepted = listener.accept() => {
                         let Ok((stream, _)) = accepted else { continue };
+                        while open.try_join_next().is_some() {}
                         let (proxy, gone) = (self.clone(), gone.clone());
                         open.spawn(async move {
+                            let target = proxy.target();
                             proxy.pass(stream, target).await;
                             let refused = TcpStream::connect(target).await.is_err();
                             // Nobody has to listen any more.
@@ -153,6 +156,10 @@ impl Proxy {
                 }
             }
         }
+    }
+
+    fn target(&self) -> SocketAddr {
+        self.targets.borrow()[self.node]
     }
 
     /// The first bytes of a connection, and which node is named in them.
