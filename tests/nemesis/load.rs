@@ -16,7 +16,7 @@ use crate::support::talk::Chat;
 use crate::support::workload::Size;
 
 /// Longest wait of a user for an answer, and of a ticket for its grant.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
 /// A user takes a new chat after so many messages: a list holds the last thousand replies.
 const MESSAGES_A_CHAT: usize = 60;
 /// What each history holds.

@@ -18,7 +18,7 @@ use crate::support::talk::Chat;
 pub(crate) const LEASE: Duration = Duration::from_secs(2);
 /// How long the group may take after a fault until all of it serves again. A stopped process may have
 /// to be started, to catch up and to be made a voter, on a machine that does other things as well.
-pub(crate) const READY_AGAIN: Duration = Duration::from_secs(60);
+pub(crate) const READY_AGAIN: Duration = Duration::from_secs(120);
 /// Where libfaketime is, if it is installed.
 const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1";
 /// The node on the small disk.

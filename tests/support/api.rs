@@ -38,7 +38,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// A call that is tried for a minute.
+    /// A call that is tried for two minutes.
     pub fn new(method: Method, path: impl Into<String>) -> Self {
         Self {
             method,
@@ -47,7 +47,7 @@ impl Request {
             body: None,
             key: None,
             attempt: Duration::from_secs(10),
-            patience: Duration::from_secs(60),
+            patience: Duration::from_secs(120),
             twice: false,
         }
     }

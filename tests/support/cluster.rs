@@ -21,8 +21,8 @@ use serde_json::Value;
 
 use super::api::Api;
 
-/// How long a node may take to serve.
-const READY: Duration = Duration::from_secs(30);
+/// How long a node may take to serve: its log is read first, on a disk that others use as well.
+const READY: Duration = Duration::from_secs(90);
 
 /// How to start a group.
 #[derive(Clone, Debug)]
