@@ -172,3 +172,50 @@ async fn case_r16_a_leader_whose_disk_hangs_hands_leadership_on() {
     write(&others[1], 70..120).await;
     drop(tampering);
 }
+
+/// A disk that takes 150 ms for a sync: the node says which beat would do, and with that one the
+/// leader stays.
+#[tokio::test(flavor = "multi_thread")]
+async fn case_r21_a_slow_disk_is_warned_of_and_the_leader_is_stable_at_the_advised_beat() {
+    const SLOW: &str = "inject=fdatasync:delay_enter=150000";
+    let cluster = Cluster::start(Options::nodes(1)).await;
+    let (pid, said) = (cluster.nodes[0].pid(), cluster.root().join("strace.said"));
+    let tampering = match Tampering::attach(pid, SLOW, &said).await {
+        Ok(tampering) => tampering,
+        Err(why) => {
+            eprintln!("SKIPPED case_r21: calls cannot be made slow on this machine: {why}");
+            return;
+        }
+    };
+    write(&only(&cluster, 0), 0..12).await;
+    let advised = until("it says which beat", 30 * SECOND, async || {
+        let printed = cluster.nodes[0].printed();
+        let (_, rest) = printed.split_once("--beat ")?;
+        Some(rest.split(')').next()?.to_owned())
+    })
+    .await;
+    println!("the advice: --beat {advised}");
+    drop(tampering);
+    drop(cluster);
+
+    let mut options = Options::nodes(3);
+    options.args.extend(["--beat".to_owned(), advised]);
+    let cluster = Cluster::start(options).await;
+    let mut slow = Vec::new();
+    for node in &cluster.nodes {
+        let said = cluster.root().join(format!("{}.strace", node.name));
+        slow.push(Tampering::attach(node.pid(), SLOW, &said).await.unwrap());
+    }
+    let leads = async || {
+        let status = cluster.status(0).await?;
+        Some((status["term"].as_u64()?, status["leader"].as_u64()?))
+    };
+    let before = until("a leader", 30 * SECOND, leads).await;
+    write(&only(&cluster, 0), 0..15).await;
+    write(&only(&cluster, 1), 15..30).await;
+    let after = until("a leader", 30 * SECOND, leads).await;
+    assert_eq!(after, before, "the leader changed");
+    let warned = cluster.nodes.iter().any(|node| node.printed().contains("--beat"));
+    assert!(!warned, "at the advised beat there is nothing to warn of");
+    drop(slow);
+}

@@ -5,6 +5,7 @@
 mod support;
 mod members {
     mod elections;
+    mod orders;
 }
 
 use std::collections::BTreeSet;
@@ -333,6 +334,13 @@ async fn n2_a_join_flag_that_leads_to_another_group_is_said_and_ignored() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert_eq!(cluster.status(1).await.unwrap()["cluster_id"], own);
+    // Both groups are named, and what to do to change over.
+    let other = cluster.status(0).await.unwrap()["cluster_id"].clone();
+    let said = cluster.nodes[1].printed();
+    let line = said.lines().find(|line| line.contains("leads to group")).unwrap();
+    for part in [own.as_str().unwrap(), other.as_str().unwrap(), &first, "an empty directory"] {
+        assert!(line.contains(part), "{part} in {line}");
+    }
 }
 
 /// A founder whose identity file is gone has a log and a vote: it refuses every way to begin, and
@@ -366,4 +374,31 @@ async fn k2_a_directory_with_a_log_and_no_identity_begins_nothing() {
     cluster.nodes[0].start(&[]);
     cluster.wait_ready(0).await;
     assert_eq!(cluster.status(0).await.unwrap()["cluster_id"], own);
+}
+
+/// A directory that a newer version has used is left as it is, and says so (SPEC M5).
+#[tokio::test(flavor = "multi_thread")]
+async fn m5_a_directory_of_a_newer_version_is_refused_and_left_alone() {
+    use botmesh::raft::{Node, NodeOptions, Secret, Start};
+    let _arena = Arena::enter().await;
+    let mut cluster = Cluster::prepare(&Options::nodes(1));
+    let secret = Secret::new(&cluster.secret).unwrap();
+    let (dir, address) = (cluster.nodes[0].dir.clone(), cluster.nodes[0].cluster.to_string());
+    let newer = Node::open(NodeOptions {
+        start: Start::Bootstrap,
+        command_level: 99,
+        ..NodeOptions::new("n1", &dir, &address, secret)
+    });
+    let newer = newer.await.unwrap();
+    until("its group to agree", || newer.status().command_level == 99).await;
+    newer.shutdown().await;
+    for _ in 0..2 {
+        cluster.nodes[0].start(&[]);
+        let ended = cluster.nodes[0].wait_ended(30 * SECOND).await;
+        assert_eq!(ended.code(), Some(7), "{}", cluster.nodes[0].printed());
+    }
+    let said = cluster.nodes[0].printed();
+    assert!(said.contains("level 99") && said.contains("install that version"), "{said}");
+    assert!(!dir.join("quarantine").exists(), "{said}");
+    assert!(dir.join("identity").exists(), "{said}");
 }

@@ -4,6 +4,7 @@
 
 mod raft {
     mod basics;
+    mod behind;
     mod cluster;
     mod election;
     mod faults;

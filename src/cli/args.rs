@@ -208,6 +208,12 @@ pub(super) struct RunArgs {
     /// Free space below which the node takes nothing more, or `off`
     #[arg(long, value_name = "SIZE")]
     disk_low_water: Option<String>,
+    /// Time between two heartbeats, alike on all nodes
+    #[arg(long, value_name = "TIME")]
+    beat: Option<String>,
+    /// Log entries after which a snapshot is built
+    #[arg(long, value_name = "N")]
+    snapshot_every: Option<String>,
 }
 
 /// What calls on a running node need.
@@ -320,6 +326,8 @@ impl RunArgs {
         layers.flag("settle", self.settle.clone());
         layers.flag("sticky", self.no_sticky.then(|| "false".to_owned()));
         layers.flag("disk_low_water", self.disk_low_water.clone());
+        layers.flag("beat", self.beat.clone());
+        layers.flag("snapshot_every", self.snapshot_every.clone());
     }
 }
 

@@ -222,9 +222,18 @@ fn table(status: &Status) -> String {
         ]
     });
     text += &columns(&["NODE", "NAME", "ROLE", "REACHABLE", "ADDRESS"], nodes);
+    let old = status.nodes.iter().filter(|node| {
+        node.level.is_some_and(|level| status.nodes.iter().any(|other| other.level > Some(level)))
+    });
+    for node in old {
+        text += &format!("node {} runs an older version than others\n", node.id);
+    }
     text.push('\n');
     let sessions = status.sessions.iter().map(|session| {
-        let valid = format!("{:.1} s", session.valid_ms as f64 / 1000.0);
+        let mut valid = format!("{:.1} s", session.valid_ms as f64 / 1000.0);
+        if let Some(other) = session.shared_with {
+            valid += &format!("  (replica id shared with {other})");
+        }
         let incarnation = session.incarnation.to_string();
         [session.replica.clone(), incarnation, session.node_id.to_string(), valid]
     });
@@ -275,17 +284,20 @@ mod tests {
             "leader": null, "applied": 17, "committed": 18, "state_marks": [],
             "nodes": [
                 {"id": 1, "name": "n1", "address": "127.0.0.1:9101", "role": "leader",
-                 "reachable": false},
+                 "reachable": false, "level": 1},
                 {"id": 12, "name": "n2", "address": "127.0.0.1:9102", "role": "follower",
-                 "reachable": true}
+                 "reachable": true, "level": 2}
             ],
-            "sessions": [{"replica": "r", "incarnation": 5, "node_id": 2, "valid_ms": 14300}],
+            "sessions": [{"replica": "r", "incarnation": 5, "node_id": 2, "valid_ms": 14300,
+                          "shared_with": 4}],
             "leads": [{"name": "job", "holder": 5, "fence": 9}],
             "turns": {"held": 3, "waiting": 1}
         });
         let table = super::table(&Status::deserialize(&status).unwrap());
         assert!(table.contains("term 4  leader -"), "{table}");
         assert!(table.contains("\n1     n1    leader    no         127.0.0.1:9101\n"), "{table}");
+        assert!(table.contains("node 1 runs an older version"), "{table}");
+        assert!(table.contains("replica id shared with 4"), "{table}");
         assert!(table.contains("14.3 s") && table.contains("job   5       9"), "{table}");
         assert!(table.ends_with("turns: 3 held, 1 waiting\n"), "{table}");
         let status = Status::deserialize(&status).unwrap();

@@ -19,7 +19,8 @@ use crate::bot::{Bot, BotError, Coordination};
 use crate::config::{Beginning, HostPort, Settings};
 use crate::coordinator::{CoordinatorOptions, Sticky};
 use crate::http;
-use crate::raft::{Node, NodeError, NodeLimits, NodeOptions, OpenError, Secret, Start};
+use crate::raft::{Node, NodeError, NodeOptions, OpenError, Secret, Start};
+use crate::raft::{NodeLimits, Timing};
 use crate::store::GroupStore;
 use crate::supervise;
 use crate::types::{Prefix, ReplicaId};
@@ -142,7 +143,11 @@ async fn open(settings: &Settings, name: &str, advertise: &HostPort) -> Result<N
     };
     let options = NodeOptions {
         start,
-        limits: NodeLimits { disk_low_water: settings.disk_low_water, ..NodeLimits::default() },
+        timing: Timing::of(settings.beat),
+        limits: NodeLimits {
+            disk_low_water: settings.disk_low_water,
+            ..NodeLimits::snapshots_every(settings.snapshot_every)
+        },
         ..NodeOptions::new(name, &settings.dir, advertise.to_string(), secret)
     };
     Node::open(options).await.map_err(refused)

@@ -156,6 +156,8 @@ fn child(
     add("--peers", list(|plan| plan.cluster.dialled_here()));
     add("--public-peers", list(|plan| plan.public.clone()));
     add("--disk-low-water", settings.disk_low_water.to_string());
+    add("--beat", humantime::format_duration(settings.beat).to_string().replace(' ', ""));
+    add("--snapshot-every", settings.snapshot_every.to_string());
     add("--log", settings.log.clone());
     if let Some(url) = &settings.reply_url {
         add("--reply-url", url.clone());

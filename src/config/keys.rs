@@ -73,6 +73,12 @@ pub const KEYS: &[Key] = &[
         "free space below which a node takes nothing more until there is room again; `off` = never",
     ),
     key(
+        "beat",
+        "50ms",
+        "time between two heartbeats, alike on all nodes; elections wait 3 to 6 of them; 20ms to 5s",
+    ),
+    key("snapshot_every", "50000", "log entries after which a snapshot is built; 50 at the least"),
+    key(
         "log",
         "info,openraft=warn",
         "what is logged: error, warn, info, debug, trace, or a filter",

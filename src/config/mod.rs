@@ -276,6 +276,10 @@ pub struct Settings {
     pub hang_kill: Option<Duration>,
     /// Free bytes of the disk below which a node takes no entries; 0 = it is not looked at.
     pub disk_low_water: u64,
+    /// Time between two heartbeats.
+    pub beat: Duration,
+    /// Log entries after which a snapshot is built.
+    pub snapshot_every: u64,
     /// The log filter.
     pub log: String,
 }
@@ -310,6 +314,10 @@ impl Settings {
                 _ => None,
             },
             disk_low_water: layers.read("disk_low_water", bytes)?.unwrap_or(64 << 20),
+            beat: duration(layers, "beat", "50ms", BEAT)?,
+            snapshot_every: layers
+                .read("snapshot_every", |text| number(text, 50..=1_000_000_000))?
+                .unwrap_or(50_000) as u64,
             log: layers.read("log", filter)?.unwrap_or_else(|| "info,openraft=warn".to_owned()),
         })
     }
@@ -318,6 +326,7 @@ impl Settings {
 /// Below 500 ms a lease is shorter than an election (SPEC E2); above an hour a dead replica's
 /// chats would be mute for longer than anybody waits.
 const LEASE: RangeInclusive<Duration> = Duration::from_millis(500)..=Duration::from_secs(3600);
+const BEAT: RangeInclusive<Duration> = Duration::from_millis(20)..=Duration::from_secs(5);
 const HANG: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
 const WAIT: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(86_400);
 

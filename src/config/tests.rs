@@ -51,6 +51,8 @@ fn l4_an_impossible_value_is_named_with_its_line() {
         ("restart = \"maybe\"", ["line 1", "`restart`", "true or false"]),
         ("name = { a = 1 }", ["line 1", "`name`", "string"]),
         ("disk_low_water = \"64 parsecs\"", ["line 1", "`disk_low_water`", "64MiB"]),
+        ("beat = \"1ms\"", ["line 1", "`beat`", "20ms to 5s"]),
+        ("snapshot_every = 7", ["line 1", "`snapshot_every`", "50"]),
         ("log = \"loud,=\"", ["line 1", "`log`", "filter"]),
     ] {
         let fault = fault(text);

@@ -45,16 +45,33 @@ pub struct Timing {
 }
 
 impl Timing {
+    /// With this time between two heartbeats.
+    pub fn of(beat: Duration) -> Self {
+        Self {
+            heartbeat: beat,
+            election_min: beat * 3,
+            election_max: beat * 6,
+            append: beat * 20,
+            connect: beat * 10,
+        }
+    }
+
     /// The default beat, slowed by `factor` (for slow disks).
     pub fn scaled(factor: u32) -> Self {
-        let factor = factor.max(1);
-        Self {
-            heartbeat: Duration::from_millis(50) * factor,
-            election_min: Duration::from_millis(150) * factor,
-            election_max: Duration::from_millis(300) * factor,
-            append: Duration::from_secs(1) * factor,
-            connect: Duration::from_millis(500) * factor,
-        }
+        Self::of(Duration::from_millis(50) * factor.max(1))
+    }
+
+    /// The beat for a disk that takes so long for a sync: a vote costs one on either side, and an
+    /// election must not begin anew before it can be won.
+    pub(crate) fn beat_for(sync: Duration) -> Duration {
+        const STEP_MS: u64 = 100;
+        let wanted_ms = u64::try_from(sync.as_millis()).unwrap_or(u64::MAX / 10) * 10 / 3;
+        Duration::from_millis(wanted_ms.div_ceil(STEP_MS) * STEP_MS)
+    }
+
+    /// Whether a sync that takes so long disturbs elections.
+    pub(crate) fn is_too_fast_for(&self, sync: Duration) -> bool {
+        sync * 3 > self.election_min
     }
 }
 
@@ -80,15 +97,22 @@ pub struct NodeLimits {
     pub snapshot_bytes_max: u64,
 }
 
-impl Default for NodeLimits {
-    fn default() -> Self {
+impl NodeLimits {
+    /// The usual ones, with a snapshot after every so many entries.
+    pub fn snapshots_every(entries: u64) -> Self {
         Self {
             commands_waiting_max: 16_384,
-            snapshot_every: 50_000,
-            entries_kept: 20_000,
+            snapshot_every: entries,
+            entries_kept: entries / 5 * 2,
             disk_low_water: 64 << 20,
             snapshot_bytes_max: 16 << 30,
         }
+    }
+}
+
+impl Default for NodeLimits {
+    fn default() -> Self {
+        Self::snapshots_every(50_000)
     }
 }
 
@@ -142,5 +166,23 @@ impl NodeOptions {
             machine: Limits::default(),
             command_level: LEVEL,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_beat_that_is_advised_for_a_disk_is_slow_enough_for_it() {
+        let ms = Duration::from_millis;
+        assert_eq!(Timing::default(), Timing::of(ms(50)));
+        assert!(!Timing::default().is_too_fast_for(ms(40)));
+        for sync in [51, 150, 152, 500, 1_499] {
+            assert!(Timing::default().is_too_fast_for(ms(sync)), "{sync} ms");
+            let advised = Timing::of(Timing::beat_for(ms(sync)));
+            assert!(!advised.is_too_fast_for(ms(sync)), "{advised:?} for {sync} ms");
+        }
+        assert_eq!(Timing::beat_for(ms(150)), ms(500));
     }
 }

@@ -25,11 +25,14 @@ use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 
 use super::member::{Leader, Member};
-use super::membership;
+use super::{Timing, membership};
+use crate::clock::BootInstant;
 use crate::group::Unavailable;
 
 /// Between two looks at the disk.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// Between two warnings of a slow disk.
+const SLOW_AGAIN: Duration = Duration::from_secs(60);
 /// The ballast's part of the mark.
 const BALLAST_PART: u64 = 4;
 
@@ -157,9 +160,27 @@ fn stall_max(member: &Member) -> Duration {
     member.timing.election_max * 2
 }
 
+/// Says so where the disk is too slow for the beat of the group (case r21), and which would do.
+fn warn_of_slow(member: &Member) -> bool {
+    let Some(sync) = member.log.sync_takes() else { return false };
+    let timing = &member.timing;
+    if !timing.is_too_fast_for(sync) {
+        return false;
+    }
+    let beat = Timing::beat_for(sync).as_millis();
+    tracing::warn!(
+        "the disk takes {} ms for a sync, and an election may begin after {} ms: leaders will \
+         change without need; set beat = \"{beat}ms\" (--beat {beat}ms) on all nodes",
+        sync.as_millis(),
+        timing.election_min.as_millis(),
+    );
+    true
+}
+
 /// Looks at the disk for as long as the node runs.
 pub(crate) async fn watch(member: Arc<Member>) {
     let mut was_short = false;
+    let mut said_slow: Option<BootInstant> = None;
     loop {
         let looking = member.room.clone();
         let Ok(is_short) = tokio::task::spawn_blocking(move || looking.look()).await else {
@@ -168,6 +189,10 @@ pub(crate) async fn watch(member: Arc<Member>) {
         if is_short != was_short {
             member.raft.runtime_config().elect(!is_short);
             was_short = is_short;
+        }
+        let now = member.clock.now();
+        if said_slow.is_none_or(|at| now - at >= SLOW_AGAIN) && warn_of_slow(&member) {
+            said_slow = Some(now);
         }
         let stalled = member.log.stalled_for().filter(|stalled| *stalled > stall_max(&member));
         if let Some(stalled) = stalled {

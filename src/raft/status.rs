@@ -78,6 +78,10 @@ pub struct SessionStatus {
     pub node_id: NodeId,
     /// What is left of its lease on this node's clock.
     pub valid_ms: u64,
+    /// Another incarnation that lives under the same replica id, where two processes certainly do:
+    /// give each a name of its own (SPEC A3, `ReplicaIdShared`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared_with: Option<u64>,
 }
 
 /// A held lead.
@@ -271,6 +275,13 @@ fn status_of(
         .into_iter()
         .filter(|view| view.kind != SessionKind::Lock)
         .map(|view| SessionStatus {
+            shared_with: match view.kind {
+                SessionKind::Replica => {
+                    let namesakes = machine.namesakes(view.session);
+                    member.sessions.shared_with(view.session, &namesakes).map(|other| other.0)
+                }
+                _ => None,
+            },
             valid_ms: member.sessions.left(view.session).as_millis() as u64,
             replica: view.replica,
             incarnation: view.session.0,

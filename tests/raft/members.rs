@@ -1,7 +1,7 @@
 //! Who may be in: bootstrap, join, leave, and directories that must not come back.
 
 use botmesh::group::Group;
-use botmesh::machine::Expect;
+use botmesh::machine::{Command, Expect, Reply, SessionKind};
 use botmesh::raft::{DataDir, Node, NodeError, OpenError, Role, Start};
 use serde_json::json;
 use tokio::net::TcpListener;
@@ -318,4 +318,40 @@ async fn k5_every_route_demands_the_secret() {
         assert_ne!(known.status().as_u16(), 401);
     }
     assert_eq!(node.status().nodes.len(), usize::from(node.status().leader.is_some()));
+}
+
+/// Two processes under one replica id show in the status of every node, once both are seen to live.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a3_the_status_shows_a_replica_id_that_two_processes_share() {
+    let lab = Lab::new();
+    let nodes = lab.three().await;
+    let open = |node: u64| Command::OpenSession {
+        prefix: prefix(),
+        kind: SessionKind::Replica,
+        replica: "same".to_owned(),
+        node,
+        lease_ms: 600_000,
+    };
+    let mut both = Vec::new();
+    for one in &nodes[..2] {
+        match execute(&one.node, open(one.id())).await.unwrap() {
+            Reply::Session { session, .. } => both.push(session),
+            other => panic!("{other:?}"),
+        }
+    }
+    let shared = |one: &Running| -> Vec<Option<u64>> {
+        one.status().sessions.iter().map(|session| session.shared_with).collect()
+    };
+    let renew = async |which: usize| {
+        let command = Command::RenewSession { session: both[which], seq: None };
+        let reply = execute(&nodes[which].node, command).await.unwrap();
+        assert!(matches!(reply, Reply::Renewed { .. }), "{reply:?}");
+    };
+    // Only the newer one renews: the other may be what a dead process left.
+    renew(1).await;
+    converge(&nodes.iter().collect::<Vec<_>>()).await;
+    assert!(nodes.iter().all(|one| shared(one) == [None, None]));
+    renew(0).await;
+    let expected = [Some(both[1].0), Some(both[0].0)];
+    until("all to show it", || nodes.iter().all(|one| shared(one) == expected)).await;
 }

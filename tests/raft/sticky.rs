@@ -1,7 +1,7 @@
 //! Turns that stay with their replica (SPEC B10), on three nodes: what a message costs in log entries,
 //! and that order and memory hold wherever it is delivered.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use botmesh::bot::{Bot, Convo, Coordination, Durability, Flow, FlowId, Next, Result, Route};
 use botmesh::coordinator::{CoordinatorOptions, GroupCoordinator, Sticky};
@@ -65,17 +65,20 @@ fn so_far(upto: usize) -> String {
 
 /// One message after another, each to the next of the replicas; answers log entries a message.
 async fn talk(on: &Running, replicas: &[&Replica], name: &str, messages: usize) -> f64 {
-    let before = on.status().applied;
+    let (before, began) = (on.status().applied, Instant::now());
     for n in 0..messages {
         let user = replicas[n % replicas.len()].provider.user(name);
         let text = if n == 0 { "hello".to_owned() } else { n.to_string() };
         user.says(&text).await;
         user.hears(&so_far(n)).await;
     }
-    (on.status().applied - before) as f64 / messages as f64
+    let entries = (on.status().applied - before) as f64;
+    // Each of the three replicas renews once a second, however slow the machine.
+    let renewals = 3.0 * (began.elapsed().as_secs_f64() + 1.0);
+    (entries - renewals) / messages as f64
 }
 
-/// Renewals, and a mark now and then, are in the log too.
+/// What else is in the log now and then.
 const OTHERS: f64 = 0.5;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

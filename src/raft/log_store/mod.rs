@@ -36,6 +36,7 @@ mod tests;
 mod view;
 mod writer;
 
+use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::io;
 use std::ops::{Bound, RangeBounds};
@@ -101,17 +102,40 @@ pub(crate) struct LogStore {
     shared: Arc<Shared>,
 }
 
-/// When the writer began to write what it is writing; for whoever watches the disk.
+/// Syncs whose length is remembered.
+const SYNCS_MAX: usize = 16;
+
+/// When the writer began to write what it is writing, and how long that took lately; for whoever
+/// watches the disk. Plain mutexes: held for a copy.
 #[derive(Clone, Debug, Default)]
-struct Stall(Arc<Mutex<Option<Instant>>>);
+struct Stall(Arc<Mutex<Syncs>>);
+
+#[derive(Debug, Default)]
+struct Syncs {
+    began: Option<Instant>,
+    took: VecDeque<Duration>,
+}
 
 impl Stall {
     fn begin(&self) {
-        *self.0.lock() = Some(Instant::now());
+        self.0.lock().began = Some(Instant::now());
     }
 
     fn end(&self) {
-        *self.0.lock() = None;
+        let mut syncs = self.0.lock();
+        if let Some(began) = syncs.began.take() {
+            syncs.took.push_back(began.elapsed());
+            if syncs.took.len() > SYNCS_MAX {
+                syncs.took.pop_front();
+            }
+        }
+    }
+
+    /// The median, once there are enough to tell a slow disk from a slow moment.
+    fn typical(&self) -> Option<Duration> {
+        let mut took: Vec<Duration> = self.0.lock().took.iter().copied().collect();
+        took.sort_unstable();
+        (took.len() >= SYNCS_MAX / 2).then(|| took[took.len() / 2])
     }
 }
 
@@ -179,7 +203,12 @@ impl LogStore {
 
     /// For how long the disk has not answered the write that is under way.
     pub(crate) fn stalled_for(&self) -> Option<Duration> {
-        self.shared.stall.0.lock().map(|began| began.elapsed())
+        self.shared.stall.0.lock().began.map(|began| began.elapsed())
+    }
+
+    /// How long the disk takes to make a record durable, as a rule; `None` where there were few.
+    pub(crate) fn sync_takes(&self) -> Option<Duration> {
+        self.shared.stall.typical()
     }
 
     /// The last entry that was purged.
