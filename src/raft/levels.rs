@@ -36,7 +36,7 @@ pub(crate) const HEADER: &str = "botmesh-level";
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// How long a voter may say nothing before it is taken for one that holds the group back, and how
 /// long a command above the level waits for it to be raised where nobody is known to.
-const SILENT_MAX: Duration = Duration::from_secs(2);
+const SILENT_MAX: Duration = Duration::from_secs(4);
 /// How long raising the level may take before it is tried anew.
 const RAISE_WITHIN: Duration = Duration::from_secs(2);
 
