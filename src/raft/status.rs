@@ -123,6 +123,9 @@ pub struct Status {
     pub applied: u64,
     /// The last log index it knows committed.
     pub committed: u64,
+    /// The last log index that is in a snapshot only: who is behind it is sent that.
+    #[serde(default)]
+    pub purged: u64,
     /// The last few marks.
     pub state_marks: Vec<StateMark>,
     /// All members.
@@ -170,6 +173,7 @@ impl Inner {
                 leader: None,
                 applied: 0,
                 committed: 0,
+                purged: 0,
                 state_marks: Vec::new(),
                 nodes: Vec::new(),
                 sessions: Vec::new(),
@@ -196,6 +200,7 @@ impl Inner {
             leader,
             applied: index(&data.last_applied),
             committed: index(&data.local_committed),
+            purged: index(&member.log.last_purged()),
             state_marks: member.state.marks(),
             nodes: nodes_of(&member, leader),
             sessions,

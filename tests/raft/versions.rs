@@ -80,12 +80,13 @@ async fn case_r19_a_newer_command_is_refused_until_every_voter_has_announced_it(
         assert_eq!(nodes[upgraded].id(), id);
         converge(&nodes.iter().collect::<Vec<_>>()).await;
     }
+    // The leader has to hear it from the last one, and the others from their logs.
+    until("all to know the level", || nodes.iter().all(|one| one.status().command_level == LEVEL))
+        .await;
     for one in &nodes {
         let reply = execute(&one.node, newer()).await.unwrap();
         assert_eq!(reply, Reply::Done);
     }
-    until("all to know the level", || nodes.iter().all(|one| one.status().command_level == LEVEL))
-        .await;
     // Agreed is agreed: with one voter away, and a leader that never heard of it, the level stays.
     nodes.pop().unwrap().crash().await;
     let deadline = SystemClock.now() + SOON;
