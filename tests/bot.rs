@@ -1,5 +1,5 @@
-//! Bots on a hub: what a bot author relies on, by SPEC row. No process, no port, no disk; the
-//! machine under them is the one the Raft group runs.
+//! Bots on a hub: what a bot author relies on, by SPEC row. No process of ours, no disk; the machine
+//! under them is the one the Raft group runs. Those by email read from a real server.
 
 #![allow(clippy::unwrap_used, unreachable_pub, reason = "a test panics on what it did not expect")]
 
@@ -8,18 +8,24 @@ mod bot {
     pub mod bot_api;
     #[path = "../support/graph_api.rs"]
     pub mod graph_api;
+    #[path = "../support/mail.rs"]
+    pub mod mail;
+    #[path = "../support/smtp.rs"]
+    pub mod smtp;
     pub mod support;
 
     mod conform;
     mod conversations;
     mod dialogue;
     mod durability;
+    mod email;
     mod events;
     mod handover;
     mod jobs;
     mod kept;
     mod life;
     mod meta;
+    mod odd_mail;
     mod order_flow;
     mod rekey;
     mod sticky;

@@ -86,6 +86,20 @@ fn telegram_goes_on_where_the_other_replica_stopped() {
 }
 
 #[test]
+fn email_answers_in_the_thread_and_once() {
+    says(
+        "email",
+        &[
+            "first replica: Taken",
+            "again: Duplicate",
+            "absence note: Silent",
+            "<1@example.net>",
+            "Re: Tea: You wrote \"How much is it?\" about \"Tea\".",
+        ],
+    );
+}
+
+#[test]
 fn whatsapp_answers_what_is_signed() {
     says("whatsapp", &["forged one: 401", "taken: 200", "echo: hello", "wamid.out1 was Read"]);
 }

@@ -189,6 +189,32 @@ impl Inbox for BotInbox {
         Ok(row.map(|row| row.value))
     }
 
+    async fn keep(
+        &self,
+        provider: &str,
+        rows: Vec<(String, Vec<u8>)>,
+        remembered: Duration,
+    ) -> Result<(), DeliverError> {
+        // What a deposed replica remembers is older than what its successor does.
+        self.lead()?;
+        let ttl_ms = Some(u64::try_from(remembered.as_millis()).unwrap_or(u64::MAX));
+        let put = |(name, value): (String, Vec<u8>)| Op::Put {
+            row: kept_by(provider, &name),
+            value,
+            expect: Expect::Any,
+            ttl_ms,
+        };
+        let rows = rows.into_iter().map(put).collect();
+        let written = self.runtime.store.commit(Authority::Nobody, rows).await;
+        written.map(drop).map_err(|error| unavailable(error.to_string()))
+    }
+
+    async fn kept(&self, provider: &str, name: &str) -> Result<Option<Vec<u8>>, DeliverError> {
+        let row = kept_by(provider, name);
+        let found = self.runtime.store.read(&row, Consistency::Linearizable).await;
+        Ok(found.map_err(|error| unavailable(error.to_string()))?.map(|row| row.value))
+    }
+
     async fn rekey(&self, from: &ChatKey, to: &ChatKey, taken: Taken) -> Result<(), RekeyError> {
         self.runtime.store.rekey(from, to, taken).await
     }
@@ -220,6 +246,11 @@ impl Inbox for BotInbox {
 /// Where an exclusive transport's cursor is kept.
 fn cursor_of(provider: &str) -> RowKey {
     RowKey::new(Table::Kv, format!("botmesh.cursor:{provider}"))
+}
+
+/// Where what a provider remembers is kept.
+fn kept_by(provider: &str, name: &str) -> RowKey {
+    RowKey::new(Table::Kv, format!("botmesh.kept:{provider}:{name}"))
 }
 
 impl BotInbox {

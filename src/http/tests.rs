@@ -239,6 +239,19 @@ impl Inbox for Nobody {
         Ok(None)
     }
 
+    async fn keep(
+        &self,
+        _: &str,
+        _: Vec<(String, Vec<u8>)>,
+        _: Duration,
+    ) -> Result<(), DeliverError> {
+        Ok(())
+    }
+
+    async fn kept(&self, _: &str, _: &str) -> Result<Option<Vec<u8>>, DeliverError> {
+        Ok(None)
+    }
+
     fn notice(&self, _: &str, _: Notice) {}
 
     fn connected(&self, _: &str, _: bool) {}

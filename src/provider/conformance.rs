@@ -19,6 +19,7 @@
 //!
 //! They panic with what is wrong, as tests do.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,13 +40,19 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// An inbox that notes what it is given, or has no room.
 struct Probe {
     full: bool,
+    kept: Mutex<HashMap<String, Vec<u8>>>,
     taken: Mutex<Vec<Message>>,
     connected: watch::Sender<bool>,
 }
 
 impl Probe {
     fn new(full: bool) -> Arc<Self> {
-        Arc::new(Self { full, taken: Mutex::default(), connected: watch::channel(false).0 })
+        Arc::new(Self {
+            full,
+            kept: Mutex::default(),
+            taken: Mutex::default(),
+            connected: watch::channel(false).0,
+        })
     }
 }
 
@@ -75,6 +82,20 @@ impl Inbox for Probe {
 
     async fn cursor(&self, _: &str) -> Result<Option<Vec<u8>>, DeliverError> {
         Ok(None)
+    }
+
+    async fn keep(
+        &self,
+        _: &str,
+        rows: Vec<(String, Vec<u8>)>,
+        _: Duration,
+    ) -> Result<(), DeliverError> {
+        self.kept.lock().extend(rows);
+        Ok(())
+    }
+
+    async fn kept(&self, _: &str, name: &str) -> Result<Option<Vec<u8>>, DeliverError> {
+        Ok(self.kept.lock().get(name).cloned())
     }
 
     async fn rekey(&self, _: &ChatKey, _: &ChatKey, _: Taken) -> Result<(), RekeyError> {

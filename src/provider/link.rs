@@ -1,6 +1,7 @@
 //! A provider's way to its bot.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 
@@ -48,6 +49,18 @@ pub trait Inbox: Send + Sync + 'static {
     /// Where the transport stands, as the last [`Inbox::deliver_past`] of any replica left it.
     async fn cursor(&self, provider: &str) -> Result<Option<Vec<u8>>, DeliverError>;
 
+    /// Writes rows of the provider's own, by name, in one commit; each is forgotten that long after it
+    /// was written last.
+    async fn keep(
+        &self,
+        provider: &str,
+        rows: Vec<(String, Vec<u8>)>,
+        remembered: Duration,
+    ) -> Result<(), DeliverError>;
+
+    /// A row that [`Inbox::keep`] wrote, on whichever replica.
+    async fn kept(&self, provider: &str, name: &str) -> Result<Option<Vec<u8>>, DeliverError>;
+
     /// A chat goes on under another key (SPEC B2): see
     /// [`Store::rekey`](crate::store::Store::rekey).
     async fn rekey(&self, from: &ChatKey, to: &ChatKey, taken: Taken) -> Result<(), RekeyError>;
@@ -92,6 +105,22 @@ impl Link {
     /// Where the transport stands, whichever replica had it before.
     pub async fn cursor(&self, provider: &str) -> Result<Option<Vec<u8>>, DeliverError> {
         self.inbox.cursor(provider).await
+    }
+
+    /// Writes rows of the provider's own, by name, in one commit: what it has to know of a chat on
+    /// whichever replica, and the bot does not. Each is forgotten that long after it was written last.
+    pub async fn keep(
+        &self,
+        provider: &str,
+        rows: Vec<(String, Vec<u8>)>,
+        remembered: Duration,
+    ) -> Result<(), DeliverError> {
+        self.inbox.keep(provider, rows, remembered).await
+    }
+
+    /// A row that [`Link::keep`] wrote, on whichever replica.
+    pub async fn kept(&self, provider: &str, name: &str) -> Result<Option<Vec<u8>>, DeliverError> {
+        self.inbox.kept(provider, name).await
     }
 
     /// Says that a chat goes on under another key, before any message under that is delivered: a

@@ -14,6 +14,7 @@
 //! | many things in one request | [`Batch`] |
 //! | what became of a reply | [`Receipt`], which only ever advances |
 //! | where a transport stands | [`Link::deliver_past`]: a cursor moves in the commit of what it covers |
+//! | what a provider remembers besides | [`Link::keep`] and [`Link::kept`] |
 //!
 //! # Writing a provider
 //!
@@ -42,10 +43,12 @@ use crate::types::{ChatKey, Fence};
 mod batch;
 #[cfg(any(test, feature = "test-util"))]
 pub mod conformance;
+#[cfg(feature = "email")]
+pub mod email;
 mod link;
 #[cfg(feature = "meta")]
 pub mod meta;
-#[cfg(feature = "tls")]
+#[cfg(any(feature = "meta", feature = "telegram"))]
 mod outward;
 mod receipt;
 mod reply;

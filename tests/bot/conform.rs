@@ -1,5 +1,6 @@
 //! Every provider that exists, against the tests that any provider has to pass.
 
+use botmesh::provider::email::Email;
 use botmesh::provider::meta::Meta;
 use botmesh::provider::telegram::Telegram;
 use botmesh::provider::webchat::Webchat;
@@ -9,6 +10,7 @@ use botmesh::testing::ScriptedProvider;
 use serde_json::{Value, json};
 
 use super::bot_api::{BotApi, TOKEN, message};
+use super::mail::{Dovecot, have};
 
 fn request(header: Option<(&str, &str)>, body: &Value) -> WebhookRequest {
     WebhookRequest {
@@ -50,6 +52,13 @@ async fn d4_every_provider_conforms() {
     let said = request(header, &json!({ "update_id": 7, "message": message(1, "hi") }));
     let edited = request(header, &json!({ "update_id": 8, "edited_message": message(1, "hi") }));
     conformance::provider(&telegram, &[(said, &["7"]), (edited, &[])]).await;
+
+    let email = Email::new("mail", "bot@shop.example").unwrap();
+    conformance::provider(&email, &[]).await;
+    if have(&["dovecot"]) {
+        let dovecot = Dovecot::start(false).await;
+        conformance::provider(&email.imap(dovecot.server(), "INBOX"), &[]).await;
+    }
 
     let whatsapp = Meta::whatsapp("wa", secret.clone(), Secret::new("v")).account("1", "t");
     let text =
