@@ -14,11 +14,13 @@ use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use rustix::fs::FlockOperation;
 use tokio::sync::Semaphore;
 
 use support::api::Api;
 use support::cluster::{Cluster, Options};
 use support::histories::History;
+use support::session::Prefix;
 use support::turnlog::{Held, faults};
 use support::workload::Size;
 
@@ -148,4 +150,97 @@ async fn k6_a_thousand_histories_are_linearizable_while_leaders_die() {
 
     // Phase 4: and all three nodes hold the same.
     cluster.states_are_equal().await;
+}
+
+/// A lease that does not run out within a test.
+const LONG_MS: u64 = 600_000;
+
+/// The leader dies within the milliseconds in which it grants the turns of many chats at once.
+/// `TEST_KILLS=500` for the whole of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn case_c10_a_leader_that_dies_in_the_instant_of_a_grant_grants_nothing_twice() {
+    const CHATS: usize = 24;
+    let kills = std::env::var("TEST_KILLS").map_or(10, |kills| kills.parse().unwrap());
+    let mut cluster = Cluster::start(Options::nodes(3)).await;
+    let mut random = StdRng::seed_from_u64(10);
+    let mut log: Vec<Held> = Vec::new();
+    for round in 0..kills {
+        let prefix = Prefix::new(cluster.api(), format!("c10-{}", round / 10));
+        let leader = cluster.leader().await;
+        let (here, there) = ((leader + 1) % 3, (leader + 2) % 3);
+        let (first, second) = (prefix.open(here, LONG_MS).await, prefix.open(there, LONG_MS).await);
+        let mut handing = tokio::task::JoinSet::new();
+        for chat in 0..CHATS {
+            let key = format!("demo:{round}-{chat}");
+            let held = prefix.take(here, first, &key).await;
+            let start = prefix.api.now();
+            let next = prefix.take(there, second, &key).await;
+            assert_eq!((next.fence, next.ahead), (None, 1), "{key}");
+            let prefix = prefix.clone();
+            handing.spawn(async move {
+                let end = prefix.api.now();
+                prefix.release(here, first, held.ticket).await;
+                let granted = prefix.granted(there, next.ticket, SIZE.stall).await;
+                let again = prefix.api.now();
+                let (chat, fence) = (key.clone(), held.fence.unwrap());
+                let one = Held { chat, ticket: held.ticket, fence, start, end };
+                let fence = granted.fence.unwrap();
+                let two =
+                    Held { chat: key, ticket: next.ticket, fence, start: again, end: again + 1 };
+                prefix.release(there, second, next.ticket).await;
+                [one, two]
+            });
+        }
+        tokio::time::sleep(Duration::from_micros(random.random_range(0..4_000))).await;
+        cluster.nodes[leader].kill();
+        while let Some(handed) = handing.join_next().await {
+            log.extend(handed.unwrap());
+        }
+        cluster.restart(leader).await;
+    }
+    assert_eq!(log.len(), kills * CHATS * 2);
+    assert_eq!(faults(&log), []);
+    let fences: std::collections::BTreeSet<u64> = log.iter().map(|held| held.fence).collect();
+    assert_eq!(fences.len(), log.len(), "a fence was given twice");
+    cluster.states_are_equal().await;
+}
+
+/// Three event loops, each with a node of its own, and a section that the kernel guards: nobody ever
+/// finds it taken.
+#[tokio::test(flavor = "multi_thread")]
+async fn case_c7_a_turn_excludes_others_also_where_they_share_no_event_loop() {
+    const EACH: usize = 40;
+    let cluster = Cluster::start(Options::nodes(3)).await;
+    let section = cluster.root().join("section");
+    std::fs::write(&section, "0").unwrap();
+    let work = |node: usize| {
+        // Its connections belong to the loop that makes them.
+        let prefix = Prefix::new(cluster.api(), "c7");
+        let section = section.clone();
+        move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.unwrap().block_on(async {
+                let session = prefix.open(node, LONG_MS).await;
+                for _ in 0..EACH {
+                    let place = prefix.take(node, session, "demo:one").await;
+                    prefix.granted(node, place.ticket, SIZE.stall).await;
+                    let file = std::fs::File::open(&section).unwrap();
+                    rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)
+                        .expect("nobody else is in the section");
+                    let counted: usize =
+                        std::fs::read_to_string(&section).unwrap().parse().unwrap();
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                    std::fs::write(&section, (counted + 1).to_string()).unwrap();
+                    drop(file);
+                    prefix.release(node, session, place.ticket).await;
+                }
+            });
+        }
+    };
+    let workers = [0, 1, 2].map(|node| std::thread::spawn(work(node)));
+    let ended = tokio::task::spawn_blocking(|| workers.map(std::thread::JoinHandle::join));
+    for worker in ended.await.unwrap() {
+        worker.unwrap();
+    }
+    assert_eq!(std::fs::read_to_string(&section).unwrap(), (3 * EACH).to_string());
 }

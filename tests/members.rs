@@ -9,8 +9,11 @@ mod members {
 }
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use serde_json::json;
 
 use support::cluster::{Arena, Cluster, Options};
@@ -18,6 +21,8 @@ use support::demo::Demo;
 use support::session::Prefix;
 
 const SECOND: Duration = Duration::from_secs(1);
+/// How long anything that is going to happen may take.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn case_r5_a_member_restarted_with_its_join_flag_is_the_member_it_was() {
@@ -300,7 +305,7 @@ async fn a7_a_stopped_node_hands_on_at_once_and_exits_with_zero() {
     demo.post(leader, "a7-0", "a7", "order").await;
     assert_eq!(demo.answer_to(other, "a7-0", "a7", 10 * SECOND).await.text, "What would you like?");
     let stopped = Instant::now();
-    cluster.nodes[leader].signal(rustix::process::Signal::TERM);
+    cluster.nodes[leader].signal(Signal::TERM);
     let ended = cluster.nodes[leader].wait_ended(15 * SECOND).await;
     assert_eq!(ended.code(), Some(0), "{ended}\n{}", cluster.nodes[leader].last_lines(20));
     let took = stopped.elapsed();
@@ -401,4 +406,64 @@ async fn m5_a_directory_of_a_newer_version_is_refused_and_left_alone() {
     assert!(said.contains("level 99") && said.contains("install that version"), "{said}");
     assert!(!dir.join("quarantine").exists(), "{said}");
     assert!(dir.join("identity").exists(), "{said}");
+}
+
+/// Every node in turn is stopped and started again under users who talk on; each hears every answer
+/// once and in order.
+#[tokio::test(flavor = "multi_thread")]
+async fn case_o2_a_rolling_deploy_under_load_loses_doubles_and_reorders_nothing() {
+    const USERS: usize = 6;
+    let mut cluster = Cluster::start(Options::nodes(3)).await;
+    let demo = Demo::new(cluster.public());
+    let stop = Arc::new(AtomicBool::new(false));
+    let answered = Arc::new(AtomicUsize::new(0));
+    let mut users = tokio::task::JoinSet::new();
+    for user in 0..USERS {
+        let (demo, stop, answered) = (demo.clone(), stop.clone(), answered.clone());
+        users.spawn(async move {
+            let chat = format!("o2-{user}");
+            let mut said = Vec::new();
+            while !stop.load(Ordering::Relaxed) {
+                let text = format!("{chat}-{}", said.len());
+                // A node that stops sends its caller to another, which may know the message already.
+                demo.post((user + said.len()) % 3, &text, &chat, &text).await;
+                said.push(text);
+                if said.len() % 4 == 0 {
+                    let last = said.last().unwrap();
+                    demo.answer_to(user % 3, last, &chat, PATIENCE).await;
+                    answered.fetch_add(4, Ordering::Relaxed);
+                }
+            }
+            (chat, said)
+        });
+    }
+    let more = async |than: usize| {
+        let begun = Instant::now();
+        while answered.load(Ordering::Relaxed) < than {
+            assert!(begun.elapsed() < PATIENCE, "the users are not answered any more");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    more(4 * USERS).await;
+    for index in 0..3 {
+        cluster.nodes[index].signal(Signal::TERM);
+        let status = cluster.nodes[index].wait_ended(PATIENCE).await;
+        assert!(status.success(), "n{} ended with {status}", index + 1);
+        more(answered.load(Ordering::Relaxed) + 4 * USERS).await;
+        cluster.restart(index).await;
+        more(answered.load(Ordering::Relaxed) + 4 * USERS).await;
+    }
+    stop.store(true, Ordering::Relaxed);
+    while let Some(user) = users.join_next().await {
+        let (chat, said) = user.unwrap();
+        let last = said.last().unwrap();
+        demo.answer_to(0, last, &chat, PATIENCE).await;
+        let heard = demo.replies(1, &chat).await;
+        let heard: Vec<String> = heard.into_iter().map(|reply| reply.text).collect();
+        let expected: Vec<String> = said.iter().map(|text| format!("echo: {text}")).collect();
+        let from = expected.len() - heard.len();
+        assert_eq!(heard, expected[from..], "{chat}");
+        assert!(from == 0 || heard.len() == 1_000, "{chat}: only {} are listed", heard.len());
+    }
+    cluster.states_are_equal().await;
 }

@@ -61,6 +61,10 @@ impl Probe for Health {
         text.gauge("botmesh_members_reachable", "Members heard lately", reachable as u64);
         let waiting = self.node.commands_waiting() as u64;
         text.gauge("botmesh_commands_waiting", "Commands waiting for a batch", waiting);
+        let (scrubs, faults) = self.node.scrubbed();
+        text.counter("botmesh_scrubs_total", "Readings of all state on disk", scrubs);
+        let help = "Readings that found something else than was written; it was written anew";
+        text.counter("botmesh_scrub_faults_total", help, faults);
         if let Some(bot) = self.bot.get() {
             metrics::write_bot(text, bot);
         }

@@ -60,7 +60,7 @@ pub use state::{
     DeadLetter, JournalRecord, Limits, LoadError, Machine, OutboxEntry, Row, SessionView, TaskView,
     TicketState,
 };
-pub use stored::{Change, Cut, Frozen};
+pub use stored::{Change, Cut, Frozen, hash_of};
 
 #[cfg(test)]
 mod tests;

@@ -185,14 +185,19 @@ impl Frozen {
 
     /// Hash of the logical state: equal states on all nodes have equal hashes.
     pub fn hash(&self) -> u64 {
-        // A sum does not depend on the order of its terms, so nothing needs sorting.
-        self.tables.records_unordered().fold(0, |sum: u64, (key, value)| {
-            let record = digest::of_parts(&[&key, &value]);
-            let (low, high) = record.split_at(8);
-            let word = |half: &[u8]| half.iter().fold(0, |word: u64, b| word << 8 | u64::from(*b));
-            sum.wrapping_add(word(low) ^ word(high))
-        })
+        hash_of(self.tables.records_unordered())
     }
+}
+
+/// The hash of the state that these records are of, in whatever order they come.
+pub fn hash_of(records: impl Iterator<Item = (Vec<u8>, Vec<u8>)>) -> u64 {
+    // A sum does not depend on the order of its terms, so nothing needs sorting.
+    records.fold(0, |sum: u64, (key, value)| {
+        let record = digest::of_parts(&[&key, &value]);
+        let (low, high) = record.split_at(8);
+        let word = |half: &[u8]| half.iter().fold(0, |word: u64, b| word << 8 | u64::from(*b));
+        sum.wrapping_add(word(low) ^ word(high))
+    })
 }
 
 fn length(bytes: &[u8]) -> u32 {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::member::{Leader, Member};
-use super::node::Inner;
+use super::node::{Inner, Node};
 use super::peers::REACHABLE;
 use super::types::{LogId, Peer, StoredMembership};
 use crate::machine::{Machine, SessionKind};
@@ -224,6 +224,14 @@ impl Inner {
         });
         futures_util::future::join_all(knock).await;
         status
+    }
+}
+
+impl Node {
+    /// How often this process has read all of its state on disk again, and how often it was not what
+    /// had been written (it is written anew, then). Once an hour.
+    pub fn scrubbed(&self) -> (u64, u64) {
+        self.inner.member().map_or((0, 0), |member| member.state.scrubbed())
     }
 }
 

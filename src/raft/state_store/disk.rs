@@ -26,7 +26,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::codec::{self, Kind};
-use crate::machine::{LoadError, Machine};
+use crate::machine::{self, LoadError, Machine};
 use crate::raft::files::OpenError;
 use crate::raft::log_store::{SYNC_BYTES_MAX, guarded, open_sled};
 use crate::raft::types::{LogId, StoredMembership};
@@ -155,6 +155,20 @@ impl Disk {
         })
     }
 
+    /// Reads all records; their hash is that of the state they are of. An error says what is damaged.
+    pub(crate) fn hash(&self) -> Result<u64, Failed> {
+        let own = [&b"d"[..], &self.generation.to_be_bytes()].concat();
+        let next = [&b"d"[..], &(self.generation + 1).to_be_bytes()].concat();
+        let mut large = HashMap::new();
+        let stored = self.db.range(own..next);
+        let mut records = Records { stored, large: &mut large, fault: None };
+        let hash = sled(|| Ok(machine::hash_of(&mut records)))?;
+        match records.fault {
+            Some(fault) => Err(fault),
+            None => Ok(hash),
+        }
+    }
+
     fn meta(&self, name: &[u8]) -> Result<Option<StoredCut>, Failed> {
         let Some(bytes) = sled(|| self.db.get(name))? else { return Ok(None) };
         codec::open(Kind::StateCut, &bytes).map(Some).map_err(|error| error.to_string())
@@ -232,6 +246,21 @@ impl Disk {
             self.db.insert(COMMITTED, codec::seal(Kind::StateCut, &cut)).unwrap();
         }
         self.flush().unwrap();
+    }
+
+    /// What a disk may do to the stored part whose key holds these bytes.
+    #[cfg(test)]
+    pub(super) fn damage_for_test(&self, key: &[u8], how: impl Fn(&mut Vec<u8>) -> bool) {
+        let all = self.db.range(&b"d"[..]..&b"e"[..]);
+        let of_key = |(stored, _): &(sled::IVec, sled::IVec)| {
+            stored.windows(key.len()).any(|part| part == key)
+        };
+        let (stored, value) = all.map(Result::unwrap).find(of_key).unwrap();
+        let mut value = value.to_vec();
+        match how(&mut value) {
+            true => self.db.insert(stored, value).unwrap(),
+            false => self.db.remove(stored).unwrap(),
+        };
     }
 
     /// Moves what is staged and states the cut. Done twice, it is the same.

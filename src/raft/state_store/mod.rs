@@ -30,6 +30,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -51,7 +52,7 @@ use super::{ApplyHook, StateMark};
 use crate::codec::{self, Kind};
 use crate::machine::{Batch, Effect, Frozen, LEVEL, Limits, Machine};
 use disk::{CutAt, Disk};
-use saver::{Ask, Saver};
+use saver::{Ask, Saver, Scrubs};
 
 /// State marks kept.
 const MARKS_MAX: usize = 8;
@@ -65,6 +66,8 @@ pub(crate) struct StateOptions {
     pub(crate) cut_every: Duration,
     /// Bytes of log between two cuts, where that comes first.
     pub(crate) cut_bytes: u64,
+    /// Time between two readings of all that is on disk.
+    pub(crate) scrub_every: Duration,
     /// sled's cache.
     pub(crate) cache_bytes: u64,
     /// The level of commands that are understood.
@@ -78,6 +81,7 @@ impl StateOptions {
             limits,
             cut_every: Duration::from_secs(30),
             cut_bytes: 64 << 20,
+            scrub_every: Duration::from_secs(60 * 60),
             cache_bytes: 8 << 20,
             level: LEVEL,
         }
@@ -146,6 +150,7 @@ struct Shared {
     level: u32,
     /// Set once it met what a newer program wrote: from then on it applies nothing.
     halted: watch::Sender<Option<String>>,
+    scrubs: Arc<Scrubs>,
     /// Set to `None` to close.
     asks: Mutex<Option<mpsc::Sender<Ask>>>,
     saver: Mutex<Option<JoinHandle<()>>>,
@@ -193,11 +198,14 @@ impl StateStore {
         let replica = Arc::new(RwLock::new(replica));
         let flushed = Arc::new(Mutex::new(flushed));
         let (asks, asked) = mpsc::channel();
+        let scrubs = Arc::new(Scrubs::default());
         let saver = Saver {
             replica: replica.clone(),
             disk,
             flushed: flushed.clone(),
             every: options.cut_every,
+            scrub_every: options.scrub_every,
+            scrubs: scrubs.clone(),
             _dir: dir.clone(),
         };
         let saver = std::thread::Builder::new()
@@ -215,6 +223,7 @@ impl StateStore {
             cut_bytes: options.cut_bytes,
             level: options.level,
             halted: watch::channel(None).0,
+            scrubs,
             asks: Mutex::new(Some(asks)),
             saver: Mutex::new(Some(saver)),
             _dir: dir.clone(),
@@ -331,6 +340,13 @@ impl StateStore {
     /// Why it applies nothing any more, where that is so.
     pub(crate) fn halted(&self) -> Option<String> {
         self.shared.halted.borrow().clone()
+    }
+
+    /// How often the records on disk were read again, and how often they were not what had been
+    /// written.
+    pub(crate) fn scrubbed(&self) -> (u64, u64) {
+        let Scrubs { done, faults } = &*self.shared.scrubs;
+        (done.load(Ordering::Relaxed), faults.load(Ordering::Relaxed))
     }
 
     /// Tells when it halts.

@@ -3,8 +3,14 @@
 //! Applying never touches the disk (DESIGN 7). Every now and then this thread takes what changed,
 //! under the machine's lock but without encoding anything, and writes it at its own pace. Between
 //! two cuts the log is the truth: a crash costs replaying it from the last cut.
+//!
+//! Nothing reads those records until a restart, so what a disk does to them meanwhile would be found
+//! when they are needed. Hence the *scrub*: now and then they are all read again and compared with
+//! the machine they were written from. What differs is written anew, from memory, which is the
+//! authority.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -13,6 +19,7 @@ use tokio::sync::oneshot;
 
 use super::Replica;
 use super::disk::{CutAt, Disk};
+use crate::machine::Frozen;
 use crate::raft::files::fatal;
 use crate::raft::identity::DataDir;
 use crate::raft::types::LogId;
@@ -25,12 +32,23 @@ pub(super) enum Ask {
     Close(oneshot::Sender<()>),
 }
 
+/// What scrubs have found.
+#[derive(Debug, Default)]
+pub(crate) struct Scrubs {
+    /// How often all records were read.
+    pub(crate) done: AtomicU64,
+    /// How often they were not what had been written.
+    pub(crate) faults: AtomicU64,
+}
+
 pub(super) struct Saver {
     pub(super) replica: Arc<RwLock<Replica>>,
     pub(super) disk: Disk,
     /// Where the last cut is.
     pub(super) flushed: Arc<Mutex<Option<LogId>>>,
     pub(super) every: Duration,
+    pub(super) scrub_every: Duration,
+    pub(super) scrubs: Arc<Scrubs>,
     pub(super) _dir: DataDir,
 }
 
@@ -44,49 +62,77 @@ impl Saver {
 
     fn serve(&mut self, asks: &Receiver<Ask>) {
         let mut due = Instant::now() + self.every;
+        let mut scrub_due = Instant::now() + self.scrub_every;
         loop {
             match asks.recv_timeout(due.saturating_duration_since(Instant::now())) {
                 Ok(Ask::Cut(done)) => {
-                    self.cut();
+                    drop(self.cut());
                     // Whoever asked may have gone.
                     let _ = done.map(|done| done.send(()));
                 }
                 Ok(Ask::Close(done)) => {
-                    self.cut();
+                    drop(self.cut());
                     let _ = done.send(());
                     return;
                 }
-                Err(RecvTimeoutError::Timeout) => self.cut(),
+                Err(RecvTimeoutError::Timeout) => drop(self.cut()),
                 Err(RecvTimeoutError::Disconnected) => return,
+            }
+            if Instant::now() >= scrub_due {
+                self.scrub();
+                scrub_due = Instant::now() + self.scrub_every;
             }
             due = Instant::now() + self.every;
         }
     }
 
-    fn cut(&mut self) {
-        let (at, changes, whole) = {
+    /// Brings the disk up to the machine; the machine as it is there now.
+    fn cut(&mut self) -> (CutAt, Frozen) {
+        let (at, changes, whole, frozen) = {
             let mut replica = self.replica.write();
             let at = CutAt {
                 last_applied: replica.last_applied,
                 membership: replica.membership.clone(),
             };
             if at.last_applied == *self.flushed.lock() && !replica.detached {
-                return;
+                return (at, replica.machine.freeze());
             }
             replica.bytes_since_cut = 0;
             let changes = replica.machine.cut();
             // The records on disk are not what this machine grew from: they are replaced.
-            let whole = std::mem::take(&mut replica.detached).then(|| replica.machine.freeze());
-            (at, changes, whole)
+            let whole = std::mem::take(&mut replica.detached);
+            (at, changes, whole, replica.machine.freeze())
         };
         let last_applied = at.last_applied;
         let saved = match whole {
-            Some(whole) => self.disk.save_whole(whole.records(), at),
-            None => self.disk.save(changes.records(), at),
+            true => self.disk.save_whole(frozen.records(), at.clone()),
+            false => self.disk.save(changes.records(), at.clone()),
         };
         if let Err(why) = saved {
             fatal("saving the state failed", &why);
         }
         *self.flushed.lock() = last_applied;
+        (at, frozen)
+    }
+
+    /// Reads all records again; what is not as it was written is written anew.
+    pub(super) fn scrub(&mut self) {
+        let (at, frozen) = self.cut();
+        let found = self.disk.hash();
+        self.scrubs.done.fetch_add(1, Ordering::Relaxed);
+        let why = match found {
+            Ok(hash) if hash == frozen.hash() => return,
+            Ok(_) => "records are missing, or older than what was written".to_owned(),
+            Err(why) => why,
+        };
+        self.scrubs.faults.fetch_add(1, Ordering::Relaxed);
+        tracing::error!(
+            why,
+            "the state on disk is not what this node wrote: it is written anew from memory; look at \
+             the disk"
+        );
+        if let Err(why) = self.disk.save_whole(frozen.records(), at) {
+            fatal("saving the state failed", &why);
+        }
     }
 }

@@ -492,3 +492,58 @@ async fn n4_marks_have_equal_hashes_on_equal_states() {
     assert_eq!(found[0], found[1]);
     assert!(found[0].is_sorted_by(|one, two| one.index < two.index));
 }
+
+/// Whatever became of a record on the disk: the next scrub finds it and writes the records anew.
+#[test]
+fn case_o6_a_record_that_changed_on_the_disk_is_found_and_written_anew() {
+    let root = tempfile::tempdir().unwrap();
+    let mut machine = Machine::new(Limits::default());
+    let mut effects = Vec::new();
+    for index in 2..40 {
+        let ops = vec![put(&format!("key-{index}"), vec![7; 100])];
+        machine.apply(index, &batch(index - 1, ops), &mut effects);
+    }
+    let replica = Replica {
+        machine,
+        last_applied: Some(test_log_id(1, 39)),
+        membership: StoredMembership::default(),
+        bytes_since_cut: 0,
+        detached: true,
+    };
+    let mut saver = Saver {
+        replica: Arc::new(RwLock::new(replica)),
+        disk: Disk::open(root.path(), 1 << 20).unwrap().unwrap().disk,
+        flushed: Arc::default(),
+        every: Duration::MAX,
+        scrub_every: Duration::MAX,
+        scrubs: Arc::default(),
+        _dir: stamped(root.path()),
+    };
+    saver.scrub();
+    let faults = |saver: &Saver| saver.scrubs.faults.load(Ordering::Relaxed);
+    assert_eq!(faults(&saver), 0, "what was written is there");
+    let damages: [&dyn Fn(&mut Vec<u8>) -> bool; 3] = [
+        // A bit flips; a record goes; it is another one, whole, as an older version would be.
+        &|value| {
+            *value.last_mut().unwrap() ^= 1;
+            true
+        },
+        &|_| false,
+        &|value| {
+            *value = codec::finish([codec::begin(Kind::StateRecord, 2), vec![1, 0]].concat());
+            true
+        },
+    ];
+    for (nth, damage) in (1..).zip(damages) {
+        saver.disk.damage_for_test(b"key-20", damage);
+        saver.scrub();
+        assert_eq!(faults(&saver), nth);
+        saver.scrub();
+        assert_eq!(faults(&saver), nth, "it was written anew");
+    }
+    let hash = saver.replica.read().machine.freeze().hash();
+    drop(saver);
+    let found = Disk::open(root.path(), 1 << 20).unwrap().unwrap();
+    let (at, machine) = found.state.unwrap();
+    assert_eq!((at.last_applied, machine.freeze().hash()), (Some(test_log_id(1, 39)), hash));
+}
