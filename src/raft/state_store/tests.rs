@@ -522,7 +522,8 @@ fn case_o6_a_record_that_changed_on_the_disk_is_found_and_written_anew() {
     saver.scrub();
     let faults = |saver: &Saver| saver.scrubs.faults.load(Ordering::Relaxed);
     assert_eq!(faults(&saver), 0, "what was written is there");
-    let damages: [&dyn Fn(&mut Vec<u8>) -> bool; 3] = [
+    type Damage<'a> = &'a dyn Fn(&mut Vec<u8>) -> bool;
+    let damages: [Damage<'_>; 3] = [
         // A bit flips; a record goes; it is another one, whole, as an older version would be.
         &|value| {
             *value.last_mut().unwrap() ^= 1;
