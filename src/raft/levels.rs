@@ -174,6 +174,9 @@ impl Member {
             if needs <= self.command_level() {
                 return Ok(());
             }
+            if let Some(lasts) = self.proposals.stopped().or_else(|| self.lasting_hindrance()) {
+                return Err(lasts);
+            }
             let now = self.clock.now();
             let lag = self.peers.levels.lag().filter(|lag| lag.level < needs);
             let leader = match self.leader() {
@@ -185,7 +188,11 @@ impl Member {
                 // A leader that neither raises the level nor says why not knows no higher one.
                 let waited = now - *led_since.get_or_insert(now) >= SILENT_MAX || now >= deadline;
                 let levels = &self.peers.levels;
-                let leads = if leader == self.id() { Some(levels.own) } else { levels.of(leader) };
+                // Another leader was heard, so one of which no level is known has announced none.
+                let leads = match leader == self.id() {
+                    true => Some(levels.own),
+                    false => Some(levels.of(leader).unwrap_or(LEVEL_LOWEST)),
+                };
                 let level = leads.unwrap_or(LEVEL_LOWEST);
                 let below = waited || leads.is_some_and(|leads| leads < needs);
                 if let Some(Lag { node, level }) =
@@ -196,7 +203,6 @@ impl Member {
             } else if now >= deadline {
                 return Err(self.hindrance().unwrap_or_else(|| self.no_quorum()));
             }
-            // Its end is the node's, which the leader's absence shows.
             let _ = tokio::time::timeout(LOOK_EVERY, applied.changed()).await;
         }
     }
@@ -227,6 +233,7 @@ pub(crate) async fn tend(member: Arc<Member>) {
         let least = levels.least(member.id(), membership.membership().voter_ids());
         if least.is_some_and(|least| least.level > agreed) {
             held = None;
+            levels.hold_back(None);
             raise(&member).await;
         } else if let Some(least) = least {
             let now = member.clock.now();

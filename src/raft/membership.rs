@@ -357,9 +357,13 @@ fn caught_up(member: &Member, seen: &StoredMembership) -> Vec<NodeId> {
         let at = matched.get(id).copied().flatten().map(|id| id.index());
         at.is_some_and(|at| last.saturating_sub(at) <= LAG_MAX)
     };
-    // A voter has to understand whatever the group may decide.
-    let agreed = member.command_level();
-    let understands = |id: &NodeId| member.peers.levels.of(*id).unwrap_or(LEVEL_LOWEST) >= agreed;
+    // A voter has to understand whatever the group may decide, also by a `RaiseLevel` that is on its
+    // way: where there is one, every voter has announced its level.
+    let levels = &member.peers.levels;
+    let announced = |id| if id == member.id() { Some(levels.own) } else { levels.of(id) };
+    let least = seen.membership().voter_ids().filter_map(announced).min();
+    let needs = member.command_level().max(least.unwrap_or(LEVEL_LOWEST));
+    let understands = |id: &NodeId| levels.of(*id).unwrap_or(LEVEL_LOWEST) >= needs;
     let learners = seen.membership().learner_ids();
     let fit = learners.filter(|id| member.peers.heard_within(*id, REACHABLE) && understands(id));
     fit.filter(near).collect()

@@ -250,6 +250,11 @@ impl Proposals {
         }
     }
 
+    /// What hinders every command once the node is shut down.
+    pub(crate) fn stopped(&self) -> Option<Unavailable> {
+        self.stop.is_cancelled().then(shutting_down)
+    }
+
     /// Commands waiting.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)

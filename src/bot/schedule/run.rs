@@ -182,13 +182,18 @@ impl Worker {
         let store = self.runtime.store.clone();
         loop {
             let me = self.session().await;
+            let mut task = store.task(&self.id).await.map_err(unread)?;
             if !self.ensured {
                 let Some(first) = self.scheduled.schedule.after(store.now_ms()) else {
                     return Ok(None);
                 };
-                self.ensured = store.ensure_task(&self.id, first, self.body.clone()).await?;
+                // Nothing is asked for that is there: a group on its way to this version refuses it.
+                self.ensured = match &task {
+                    Some(task) if task.body == self.body => true,
+                    _ => store.ensure_task(&self.id, first, self.body.clone()).await?,
+                };
+                task = store.task(&self.id).await.map_err(unread)?;
             }
-            let task = store.task(&self.id).await.map_err(unread)?;
             match &task {
                 Some(task) if task.claimed_by == Some(me) => {
                     let Task { due_ms, fence, attempt, .. } = *task;

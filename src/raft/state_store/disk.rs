@@ -131,8 +131,8 @@ impl Disk {
         // Another generation: a whole cut that was not switched to, or the one before it.
         let own = [&b"d"[..], &self.generation.to_be_bytes()].concat();
         let next = [&b"d"[..], &(self.generation + 1).to_be_bytes()].concat();
-        self.clear(b"d", &own)?;
-        self.clear(&next, b"e")?;
+        self.tidy(b"d", &own);
+        self.tidy(&next, b"e");
         let Some(cut) = cut else {
             self.clear(b"d", b"e")?;
             return Ok(Opened { disk: self, state: None });
@@ -248,14 +248,13 @@ impl Disk {
         self.flush().unwrap();
     }
 
-    /// What a disk may do to the stored part whose key holds these bytes.
+    /// What a disk may do to a stored part that holds these bytes.
     #[cfg(test)]
-    pub(super) fn damage_for_test(&self, key: &[u8], how: impl Fn(&mut Vec<u8>) -> bool) {
+    pub(super) fn damage_for_test(&self, bytes: &[u8], how: impl Fn(&mut Vec<u8>) -> bool) {
         let all = self.db.range(&b"d"[..]..&b"e"[..]);
-        let of_key = |(stored, _): &(sled::IVec, sled::IVec)| {
-            stored.windows(key.len()).any(|part| part == key)
-        };
-        let (stored, value) = all.map(Result::unwrap).find(of_key).unwrap();
+        let holds = |part: &sled::IVec| part.windows(bytes.len()).any(|found| found == bytes);
+        let it = |(key, value): &(sled::IVec, sled::IVec)| holds(key) || holds(value);
+        let (stored, value) = all.map(Result::unwrap).find(it).unwrap();
         let mut value = value.to_vec();
         match how(&mut value) {
             true => self.db.insert(stored, value).unwrap(),
@@ -308,7 +307,18 @@ impl Disk {
         sled(|| self.db.insert(CUT, codec::seal(Kind::StateCut, &cut)))?;
         self.flush()?;
         self.generation = generation;
-        self.clear(b"d", &[&b"d"[..], &generation.to_be_bytes()].concat())
+        self.tidy(b"d", &[&b"d"[..], &generation.to_be_bytes()].concat());
+        Ok(())
+    }
+
+    /// Removes records of other generations. They are of no use, so where a damaged page keeps them from
+    /// being read, they stay.
+    fn tidy(&mut self, from: &[u8], to: &[u8]) {
+        // sled may panic where a page is damaged.
+        let cleared = sled(|| Ok(self.clear(from, to)));
+        if let Err(why) | Ok(Err(why)) = cleared {
+            tracing::warn!(why, "old records of the state cannot be removed");
+        }
     }
 
     /// A record's stored parts, and the removal of parts it no longer has.

@@ -66,16 +66,16 @@ impl Saver {
         loop {
             match asks.recv_timeout(due.saturating_duration_since(Instant::now())) {
                 Ok(Ask::Cut(done)) => {
-                    drop(self.cut());
+                    drop(self.cut(false));
                     // Whoever asked may have gone.
                     let _ = done.map(|done| done.send(()));
                 }
                 Ok(Ask::Close(done)) => {
-                    drop(self.cut());
+                    drop(self.cut(false));
                     let _ = done.send(());
                     return;
                 }
-                Err(RecvTimeoutError::Timeout) => drop(self.cut()),
+                Err(RecvTimeoutError::Timeout) => drop(self.cut(false)),
                 Err(RecvTimeoutError::Disconnected) => return,
             }
             if Instant::now() >= scrub_due {
@@ -86,8 +86,8 @@ impl Saver {
         }
     }
 
-    /// Brings the disk up to the machine; the machine as it is there now.
-    fn cut(&mut self) -> (CutAt, Frozen) {
+    /// Brings the disk up to the machine. To `scrub`, also answers the machine as it is there now.
+    fn cut(&mut self, scrub: bool) -> Option<(CutAt, Frozen)> {
         let (at, changes, whole, frozen) = {
             let mut replica = self.replica.write();
             let at = CutAt {
@@ -95,29 +95,30 @@ impl Saver {
                 membership: replica.membership.clone(),
             };
             if at.last_applied == *self.flushed.lock() && !replica.detached {
-                return (at, replica.machine.freeze());
+                return scrub.then(|| (at, replica.machine.freeze()));
             }
             replica.bytes_since_cut = 0;
             let changes = replica.machine.cut();
             // The records on disk are not what this machine grew from: they are replaced.
             let whole = std::mem::take(&mut replica.detached);
-            (at, changes, whole, replica.machine.freeze())
+            let frozen = (whole || scrub).then(|| replica.machine.freeze());
+            (at, changes, whole, frozen)
         };
         let last_applied = at.last_applied;
-        let saved = match whole {
-            true => self.disk.save_whole(frozen.records(), at.clone()),
-            false => self.disk.save(changes.records(), at.clone()),
+        let saved = match &frozen {
+            Some(frozen) if whole => self.disk.save_whole(frozen.records(), at.clone()),
+            _ => self.disk.save(changes.records(), at.clone()),
         };
         if let Err(why) = saved {
             fatal("saving the state failed", &why);
         }
         *self.flushed.lock() = last_applied;
-        (at, frozen)
+        frozen.map(|frozen| (at, frozen))
     }
 
     /// Reads all records again; what is not as it was written is written anew.
     pub(super) fn scrub(&mut self) {
-        let (at, frozen) = self.cut();
+        let Some((at, frozen)) = self.cut(true) else { return };
         let found = self.disk.hash();
         self.scrubs.done.fetch_add(1, Ordering::Relaxed);
         let why = match found {
