@@ -499,7 +499,7 @@ fn case_o6_a_record_that_changed_on_the_disk_is_found_and_written_anew() {
     let root = tempfile::tempdir().unwrap();
     let mut machine = Machine::new(Limits::default());
     let mut effects = Vec::new();
-    for index in 2..40 {
+    for index in 1..40 {
         let ops = vec![put(&format!("key-{index}"), vec![7; 100])];
         machine.apply(index, &batch(index - 1, ops), &mut effects);
     }
