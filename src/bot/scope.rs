@@ -287,7 +287,9 @@ impl Scope {
                     sent = self.deliver_one(provider.as_ref(), send) => sent,
                     () = &mut over => {
                         late = true;
-                        Err(self.late())
+                        // It was under way.
+                        let why = "the turn's time was over before its answer came".to_owned();
+                        Err(SendError::OutcomeUnknown { why }.into())
                     }
                 },
             };
