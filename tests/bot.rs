@@ -6,6 +6,10 @@
 mod bot {
     #[path = "../support/bot_api.rs"]
     pub mod bot_api;
+    #[path = "../support/discord_api.rs"]
+    pub mod discord_api;
+    #[path = "../support/discord_rest.rs"]
+    mod discord_rest;
     #[path = "../support/graph_api.rs"]
     pub mod graph_api;
     #[path = "../support/mail.rs"]
@@ -17,6 +21,8 @@ mod bot {
     mod conform;
     mod conversations;
     mod dialogue;
+    mod discord;
+    mod discord_speaks;
     mod durability;
     mod email;
     mod events;

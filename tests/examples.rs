@@ -86,6 +86,12 @@ fn telegram_goes_on_where_the_other_replica_stopped() {
 }
 
 #[test]
+fn discord_resumes_the_session_of_the_other_replica() {
+    let stops = ["echo: hello", "stops", "echo: are you there", "echo: bye"];
+    says("discord", &[&stops[..], &["Ordered.", "1 identify, 1 resume"]].concat());
+}
+
+#[test]
 fn email_answers_in_the_thread_and_once() {
     says(
         "email",

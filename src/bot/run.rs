@@ -219,6 +219,7 @@ async fn run_once(runtime: &Runtime, provider: &Arc<dyn Provider>, link: &Link) 
         Ok(Closed::Unlinked) => {
             (Closed::Unlinked, "its account is no longer known there; link it again".to_owned())
         }
+        Ok(Closed::Refused(why)) => (Closed::Refused(why), format!("it is refused there: {why}")),
         Ok(closed) => (closed, "the other side closed it".to_owned()),
         Err(error) => (Closed::ByPeer, error.why),
     };
@@ -240,7 +241,7 @@ async fn waited(runtime: &Runtime, wait: Duration) -> bool {
 }
 
 /// Runs a provider again and again, until it is no use here (SPEC D2): another session took its place,
-/// its account is gone, it was not connected for `down`, or the bot closes.
+/// its account is gone or refused, it was not connected for `down`, or the bot closes.
 async fn keep_open(
     runtime: &Runtime,
     provider: &Arc<dyn Provider>,
@@ -251,8 +252,7 @@ async fn keep_open(
         loop {
             let closed = run_once(runtime, provider, link).await;
             runtime.connected(provider.id(), false);
-            let over = matches!(closed, Closed::Asked | Closed::Replaced | Closed::Unlinked);
-            if over || !waited(runtime, RESTART_WAIT.min(down)).await {
+            if !matches!(closed, Closed::ByPeer) || !waited(runtime, RESTART_WAIT.min(down)).await {
                 return closed;
             }
         }
@@ -339,7 +339,7 @@ async fn leading(runtime: Arc<Runtime>, provider: Arc<dyn Provider>, down: Durat
         drop(lead);
         // Two that evict each other in turn are to do so ever more seldom (case w11).
         evictions = match closed {
-            Some(Closed::Replaced | Closed::Unlinked) => evictions + 1,
+            Some(Closed::Replaced | Closed::Unlinked | Closed::Refused(_)) => evictions + 1,
             _ => 0,
         };
         let wait = RESTART_WAIT * 2_u32.saturating_pow(evictions.min(16));

@@ -104,7 +104,8 @@ impl Batch {
         Ok(())
     }
 
-    fn tell(self, provider: &str, link: &Link) {
+    /// Tells what is no message.
+    pub(super) fn tell(self, provider: &str, link: &Link) {
         for bad in self.bad {
             link.notice(provider, Notice::Bad(bad));
         }

@@ -43,12 +43,16 @@ use crate::types::{ChatKey, Fence};
 mod batch;
 #[cfg(any(test, feature = "test-util"))]
 pub mod conformance;
+#[cfg(feature = "discord")]
+pub mod discord;
 #[cfg(feature = "email")]
 pub mod email;
+#[cfg(any(feature = "discord", feature = "email"))]
+mod encrypted;
 mod link;
 #[cfg(feature = "meta")]
 pub mod meta;
-#[cfg(any(feature = "meta", feature = "telegram"))]
+#[cfg(any(feature = "discord", feature = "meta", feature = "telegram"))]
 mod outward;
 mod receipt;
 mod reply;
@@ -193,6 +197,10 @@ pub enum Closed {
     /// The outside no longer knows the account: a token was revoked, a device unlinked. This replica
     /// steps down; a person has to see to it.
     Unlinked,
+    /// The outside knows the account and will not have it as it is set up, for this reason: a right
+    /// was not granted there, or something here is wrong. This replica steps down; a person has to see
+    /// to it.
+    Refused(&'static str),
 }
 
 /// What ends a provider.

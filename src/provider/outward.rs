@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap};
+use hyper::header::{CONTENT_TYPE, HeaderMap};
 use hyper::{Method, Request};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::{Client, connect::HttpConnector};
@@ -94,13 +94,13 @@ impl Outward {
         &self,
         method: Method,
         url: &str,
-        bearer: Option<&str>,
+        headers: &[(&str, &str)],
         body: Option<&Value>,
         patience: Duration,
     ) -> Result<Answer, OutwardError> {
         let mut request = Request::builder().method(method).uri(url);
-        if let Some(token) = bearer {
-            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
         }
         let bytes = match body {
             Some(value) => {

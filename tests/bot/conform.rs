@@ -1,5 +1,6 @@
 //! Every provider that exists, against the tests that any provider has to pass.
 
+use botmesh::provider::discord::Discord;
 use botmesh::provider::email::Email;
 use botmesh::provider::meta::Meta;
 use botmesh::provider::telegram::Telegram;
@@ -10,6 +11,7 @@ use botmesh::testing::ScriptedProvider;
 use serde_json::{Value, json};
 
 use super::bot_api::{BotApi, TOKEN, message};
+use super::discord_api::{self, DiscordApi};
 use super::mail::{Dovecot, have};
 
 fn request(header: Option<(&str, &str)>, body: &Value) -> WebhookRequest {
@@ -52,6 +54,9 @@ async fn d4_every_provider_conforms() {
     let said = request(header, &json!({ "update_id": 7, "message": message(1, "hi") }));
     let edited = request(header, &json!({ "update_id": 8, "edited_message": message(1, "hi") }));
     conformance::provider(&telegram, &[(said, &["7"]), (edited, &[])]).await;
+
+    let api = DiscordApi::start().await;
+    conformance::provider(&Discord::new("dc", discord_api::TOKEN).base_url(&api.url), &[]).await;
 
     let email = Email::new("mail", "bot@shop.example").unwrap();
     conformance::provider(&email, &[]).await;

@@ -13,7 +13,8 @@ use async_imap::types::UnsolicitedResponse;
 use async_imap::{Client, Session};
 
 use super::identity::HEAD_BYTES;
-use super::server::{Io, Security, Server};
+use super::server::{Security, Server};
+use crate::provider::encrypted::Io;
 
 /// Between two looks, where the server does not tell by itself.
 const LOOK_EVERY: Duration = Duration::from_secs(20);

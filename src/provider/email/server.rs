@@ -6,10 +6,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use lettre::transport::smtp::client::{Certificate, CertificateStore, TlsParameters, TlsVersion};
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+
+use crate::provider::encrypted::{self, Io};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Security {
@@ -42,10 +41,6 @@ impl fmt::Debug for Server {
         write!(f, "Server({host}:{port}, {security:?})")
     }
 }
-
-/// A connection, whatever it is made of.
-pub(super) trait Io: AsyncRead + AsyncWrite + Unpin + Send + fmt::Debug {}
-impl<T: AsyncRead + AsyncWrite + Unpin + Send + fmt::Debug> Io for T {}
 
 impl Server {
     /// By TLS from the first byte: port 993 for IMAP, 465 for SMTP.
@@ -113,20 +108,7 @@ impl Server {
 
     /// The same connection, encrypted.
     pub(super) async fn encrypt(&self, stream: Box<dyn Io>) -> io::Result<Box<dyn Io>> {
-        let mut roots = RootCertStore::empty();
-        roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
-        for root in &self.roots {
-            roots.add(CertificateDer::from(root.clone())).map_err(io::Error::other)?;
-        }
-        let ring = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(ring)
-            .with_safe_default_protocol_versions()
-            .map_err(io::Error::other)?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        let name = ServerName::try_from(self.host.clone()).map_err(io::Error::other)?;
-        let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
-        Ok(Box::new(connector.connect(name, stream).await?))
+        encrypted::over(stream, &self.host, &self.roots).await
     }
 
     /// The same for the client that sends.

@@ -44,7 +44,9 @@ impl Meta {
         };
         let body = self.body(delivery, user);
         let url = format!("{}/{account}/messages", self.base_url);
-        let call = self.outward.call(Method::POST, &url, Some(&token.0), Some(&body), PATIENCE);
+        let bearer = format!("Bearer {}", token.0);
+        let headers = [("authorization", bearer.as_str())];
+        let call = self.outward.call(Method::POST, &url, &headers, Some(&body), PATIENCE);
         let answer = call.await?;
         let said = answer.json();
         if (200..300).contains(&answer.status) {

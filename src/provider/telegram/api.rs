@@ -44,7 +44,7 @@ impl Telegram {
         patience: Duration,
     ) -> Result<Value, Fault> {
         let url = format!("{}/bot{}/{method}", self.base_url, self.token);
-        let answer = self.outward.call(Method::POST, &url, None, body, patience).await?;
+        let answer = self.outward.call(Method::POST, &url, &[], body, patience).await?;
         let mut said = answer.json();
         match said.get("ok").and_then(Value::as_bool) {
             Some(true) => Ok(said.get_mut("result").map(Value::take).unwrap_or_default()),
