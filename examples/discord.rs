@@ -1,10 +1,12 @@
 //! A Discord bot on two replicas: one listens at the gateway, the other stands by and resumes its
 //! session. Both talk to a fake of Discord in this process. `cargo run --example discord`
+//!
+//! As one of several processes, each with a node of the group:
+//! `discord NAME DIR CLUSTER_ADDRESS SECRET API_URL TOKEN [JOIN_ADDRESS]`
 
 use std::time::Duration;
 
-use botmesh::bot::{Bot, Coordination, Result, Route};
-use botmesh::coordinator::CoordinatorOptions;
+use botmesh::bot::{Bot, BotBuilder, Result, Route};
 use botmesh::provider::discord::Discord;
 use botmesh::store::GroupStore;
 use botmesh::testing::MemoryHub;
@@ -15,24 +17,28 @@ mod discord_api;
 #[allow(unreachable_pub, clippy::unwrap_used, reason = "shared with the tests")]
 #[path = "../tests/support/discord_rest.rs"]
 mod discord_rest;
+#[allow(unreachable_pub, reason = "shared with other examples")]
+#[path = "../tests/support/member.rs"]
+mod member;
 
 use discord_api::{DiscordApi, TOKEN, channel};
+use member::Member;
 
-/// A replica of the bot: it takes `/order` and repeats the rest.
-async fn replica(api: &DiscordApi, hub: &MemoryHub) -> Result<Bot> {
-    let store = GroupStore::new(hub.as_group(), MemoryHub::default_prefix());
-    let coordination = Coordination::new(store.coordinator(CoordinatorOptions::default()));
-    let bot = Bot::builder()
-        .provider(Discord::new("discord", TOKEN).base_url(&api.url))
-        .store(store)
-        .coordination(coordination)
+/// It takes `/order` and repeats the rest, naming the fence of the turn: one message, one turn, one fence.
+fn bot(discord: Discord) -> BotBuilder {
+    Bot::builder()
+        .provider(discord)
         .on(Route::command("order"), async |ctx| Ok(ctx.reply("Ordered.").await?))
         .on(Route::Any, async |ctx| {
-            let said = format!("echo: {}", ctx.text());
+            let said = format!("echo: {} under {}", ctx.text(), ctx.fence());
             Ok(ctx.reply(said).await?)
         })
-        .build()
-        .await?;
+}
+
+async fn replica(api: &DiscordApi, hub: &MemoryHub) -> Result<Bot> {
+    let store = GroupStore::new(hub.as_group(), MemoryHub::default_prefix());
+    let bot =
+        member::replica(bot(Discord::new("discord", TOKEN).base_url(&api.url)), store).await?;
     bot.start().await?;
     Ok(bot)
 }
@@ -43,8 +49,8 @@ async fn until(holds: impl Fn() -> bool) {
     }
 }
 
-#[tokio::main]
-async fn main() -> Result {
+/// Two replicas on a hub, one after the other.
+async fn show() -> Result {
     let api = DiscordApi::start().await;
     let hub = MemoryHub::new();
     let first = replica(&api, &hub).await?;
@@ -67,4 +73,21 @@ async fn main() -> Result {
     println!("     ({} identify, {} resume)", api.identified().len(), api.resumed().len());
     second.stop().await?;
     Ok(())
+}
+
+/// One process of several.
+async fn member(name: &str, dir: &str, address: &str, rest: &[String]) -> Result {
+    let [secret, api, token, join @ ..] = rest else { return Err("too few arguments".into()) };
+    let discord = Discord::new("discord", token.as_str()).base_url(api);
+    Member { name, dir, address, secret, join }.run(bot(discord)).await
+}
+
+#[tokio::main]
+async fn main() -> Result {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match &arguments[..] {
+        [] => show().await,
+        [name, dir, address, rest @ ..] => member(name, dir, address, rest).await,
+        _ => Err("discord NAME DIR CLUSTER_ADDRESS SECRET API_URL TOKEN [JOIN_ADDRESS]".into()),
+    }
 }

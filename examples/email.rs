@@ -6,18 +6,25 @@
 //!
 //! With an account, reading its inbox by IMAP: `email ADDRESS IMAP_HOST SMTP_HOST USER PASSWORD`
 //! (ports 993 and 587).
+//!
+//! As one of several processes, each with a node of the group, with mail servers on this machine:
+//! `email NAME DIR CLUSTER_ADDRESS SECRET IMAP_PORT SMTP_PORT [JOIN_ADDRESS]`
 
 use std::time::Duration;
 
-use botmesh::bot::{Bot, BotBuilder, Coordination, Result, Route};
-use botmesh::coordinator::CoordinatorOptions;
+use botmesh::bot::{Bot, BotBuilder, Result, Route};
 use botmesh::provider::email::{Email, Server};
 use botmesh::store::GroupStore;
 use botmesh::testing::MemoryHub;
 
+#[allow(unreachable_pub, reason = "shared with other examples")]
+#[path = "../tests/support/member.rs"]
+mod member;
 #[allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "shared with the tests")]
 #[path = "../tests/support/smtp.rs"]
 mod smtp;
+
+use member::Member;
 
 fn bot(email: Email) -> BotBuilder {
     Bot::builder().provider(email).on(Route::Any, async |ctx| {
@@ -29,8 +36,7 @@ fn bot(email: Email) -> BotBuilder {
 
 async fn replica(email: Email, hub: &MemoryHub) -> Result<Bot> {
     let store = GroupStore::new(hub.as_group(), MemoryHub::default_prefix());
-    let coordination = Coordination::new(store.coordinator(CoordinatorOptions::default()));
-    let bot = bot(email).store(store).coordination(coordination).build().await?;
+    let bot = member::replica(bot(email), store).await?;
     bot.start().await?;
     bot.ready().await;
     Ok(bot)
@@ -77,13 +83,34 @@ async fn account(address: &str, imap: &str, smtp: &str, user: &str, password: &s
     Ok(())
 }
 
+/// One process of several. What it says names the fence of its turn: one mail, one turn, one fence.
+async fn member(member: &Member<'_>, imap: &str, smtp: &str) -> Result {
+    let local =
+        |port: &str| Ok::<_, std::num::ParseIntError>(Server::plain("127.0.0.1", port.parse()?));
+    let email = Email::new("email", "bot@shop.example")?
+        .imap(local(imap)?.login("shop", "secret"), "INBOX")
+        .from_the_beginning()
+        .smtp(local(smtp)?)
+        .probe_every(Duration::from_secs(2))
+        .turns_max(1_000, Duration::from_secs(1));
+    let bot = Bot::builder().provider(email).on(Route::Any, async |ctx| {
+        let said = format!("echo: {} under {}", ctx.text(), ctx.fence());
+        Ok(ctx.reply(said).await?)
+    });
+    member.run(bot).await
+}
+
 #[tokio::main]
 async fn main() -> Result {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    match arguments[..] {
+    let texts: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match texts[..] {
         [] => show().await,
         [address, imap, smtp, user, password] => account(address, imap, smtp, user, password).await,
+        [name, dir, address, secret, imap, smtp, ..] => {
+            let join = &arguments[6..];
+            member(&Member { name, dir, address, secret, join }, imap, smtp).await
+        }
         _ => Err("email [ADDRESS IMAP_HOST SMTP_HOST USER PASSWORD]".into()),
     }
 }

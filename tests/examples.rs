@@ -9,9 +9,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
+
 #[allow(dead_code, unreachable_pub, reason = "shared with other tests, which use all of it")]
 #[path = "support/bot_api.rs"]
 mod bot_api;
+#[allow(dead_code, unreachable_pub, reason = "shared with other tests, which use all of it")]
+#[path = "support/discord_api.rs"]
+mod discord_api;
+#[allow(dead_code, unreachable_pub, reason = "shared with other tests, which use all of it")]
+#[path = "support/discord_rest.rs"]
+mod discord_rest;
+#[allow(dead_code, unreachable_pub, reason = "shared with other tests, which use all of it")]
+#[path = "support/mail.rs"]
+mod mail;
+#[allow(dead_code, unreachable_pub, reason = "shared with other tests, which use all of it")]
+#[path = "support/smtp.rs"]
+mod smtp;
 
 /// Runs an example; what it printed.
 fn run(name: &str) -> String {
@@ -110,7 +124,7 @@ fn whatsapp_answers_what_is_signed() {
     says("whatsapp", &["forged one: 401", "taken: 200", "echo: hello", "wamid.out1 was Read"]);
 }
 
-/// A process of the `telegram` example; killed with the test.
+/// A process of an example, one of several; killed with the test.
 struct Replica {
     name: &'static str,
     address: String,
@@ -127,23 +141,25 @@ impl Drop for Replica {
     }
 }
 
-impl Replica {
-    fn start(
-        name: &'static str,
-        dir: &Path,
-        address: String,
-        api: &str,
-        join: Option<&str>,
-    ) -> Self {
+/// What the processes of a group have in common.
+struct Group<'a> {
+    example: &'a str,
+    dir: &'a Path,
+    /// How its provider is reached.
+    outside: &'a [String],
+}
+
+impl Group<'_> {
+    fn start(&self, name: &'static str, address: String, join: Option<&str>) -> Replica {
         let own = std::env::current_exe().unwrap();
-        let program = own.parent().unwrap().parent().unwrap().join("examples").join("telegram");
+        let program = own.parent().unwrap().parent().unwrap().join("examples").join(self.example);
         let mut command = Command::new(&program);
         command
             .arg(name)
-            .arg(dir.join(name))
+            .arg(self.dir.join(name))
             .arg(&address)
             .arg("a-secret-of-more-than-thirty-two-letters");
-        command.arg(api).arg(bot_api::TOKEN).args(join);
+        command.args(self.outside).args(join);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let said = std::io::BufReader::new(child.stdout.take().unwrap());
         let (leads, complete) = (Arc::new(AtomicBool::new(false)), Arc::<AtomicBool>::default());
@@ -156,19 +172,29 @@ impl Replica {
                 }
             }
         });
-        Self { name, address, child, leads, complete }
+        Replica { name, address, child, leads, complete }
     }
+}
 
-    fn signal(&self, signal: rustix::process::Signal) {
+impl Replica {
+    fn signal(&self, signal: Signal) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    fn leads(&self) -> bool {
+        self.leads.load(Ordering::Relaxed)
+    }
+
+    fn is_complete(&self) -> bool {
+        self.complete.load(Ordering::Relaxed)
     }
 }
 
 fn until(what: &str, holds: impl Fn() -> bool) {
-    let until = Instant::now() + Duration::from_secs(60);
+    let until = Instant::now() + Duration::from_secs(120);
     while !holds() {
-        assert!(Instant::now() < until, "{what}: not within a minute");
+        assert!(Instant::now() < until, "{what}: not within two minutes");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -184,64 +210,168 @@ fn address() -> String {
     }
 }
 
-#[test]
-fn case_w23_a_hundred_updates_are_a_hundred_turns_whatever_becomes_of_the_poller() {
-    use rustix::process::Signal;
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let api = runtime.block_on(bot_api::BotApi::start());
+/// The people on the other side.
+trait People {
+    /// One of them says a number.
+    fn says(&self, user: u64, number: usize);
+    /// What the bot said to them, in order.
+    fn heard(&self, user: u64) -> Vec<String>;
+    /// Whether the bot is connected, once.
+    fn is_listened_to(&self) -> bool;
+    /// Whether nothing is left for it to take.
+    fn is_done(&self) -> bool;
+}
+
+/// Three processes, of which the connected one is stopped, killed and frozen while so many messages
+/// are in flight: each is one turn, in order.
+fn whatever_becomes_of_the_leader(
+    example: &str,
+    outside: &[String],
+    people: &dyn People,
+    messages: usize,
+) {
     let dir = tempfile::tempdir().unwrap();
-    let first = Replica::start("n1", dir.path(), address(), &api.url, None);
+    let group = Group { example, dir: dir.path(), outside };
+    let first = group.start("n1", address(), None);
     let join = first.address.clone();
-    until("the first polls", || api.polls().0 == 1);
+    until("the first one listens", || people.is_listened_to());
     let mut replicas = vec![first];
     for name in ["n2", "n3"] {
-        replicas.push(Replica::start(name, dir.path(), address(), &api.url, Some(&join)));
+        replicas.push(group.start(name, address(), Some(&join)));
     }
-    let complete = |one: &Replica| one.complete.load(Ordering::Relaxed);
-    until("three voters", || replicas.iter().all(complete));
+    until("three voters", || replicas.iter().all(Replica::is_complete));
 
-    for (round, signal) in [Signal::TERM, Signal::KILL, Signal::STOP].into_iter().enumerate() {
-        let round = i64::try_from(round).unwrap();
-        let user = 7 + round;
-        let poller = || replicas.iter().position(|one| one.leads.load(Ordering::Relaxed));
-        until("one leads", || poller().is_some() && api.polls().0 == 1);
-        let poller = poller().unwrap();
-        for n in 0..100 {
-            api.says(user, &n.to_string());
+    for (user, signal) in (7..).zip([Signal::TERM, Signal::KILL, Signal::STOP]) {
+        let leader = || replicas.iter().position(Replica::leads);
+        until("one leads", || leader().is_some() && people.is_listened_to());
+        let leader = leader().unwrap();
+        for n in 0..messages {
+            people.says(user, n);
         }
-        until("some are answered", || api.sent_to(user).len() >= 20);
-        replicas[poller].signal(signal);
+        until("some are answered", || people.heard(user).len() >= messages / 5);
+        replicas[leader].signal(signal);
         if signal != Signal::STOP {
-            replicas[poller].child.wait().unwrap();
+            replicas[leader].child.wait().unwrap();
         }
         let turns = || {
-            let mut turns: Vec<String> = api.sent_to(user);
+            let mut turns = people.heard(user);
             turns.dedup();
             turns
         };
-        until("all are answered", || turns().len() >= 100);
-        until("all are acknowledged", || api.unacknowledged() == 0);
+        until("all are answered", || turns().len() >= messages);
+        until("nothing is left", || people.is_done());
         // One reply at most was in the air, and came again under the same fence.
-        assert!(api.sent_to(user).len() <= 101, "{:?}", api.sent_to(user));
+        assert!(people.heard(user).len() <= messages + 1, "{:?}", people.heard(user));
         let numbers = turns().into_iter().map(|said| {
-            said.strip_prefix("echo: ").unwrap().split(' ').next().unwrap().parse::<u32>().unwrap()
+            let said = said.strip_prefix("echo: ").unwrap();
+            said.split(' ').next().unwrap().parse::<usize>().unwrap()
         });
-        assert_eq!(
-            numbers.collect::<Vec<_>>(),
-            (0..100).collect::<Vec<_>>(),
-            "in order, once each"
-        );
+        let wanted: Vec<usize> = (0..messages).collect();
+        assert_eq!(numbers.collect::<Vec<_>>(), wanted, "in order, once each");
         if signal == Signal::STOP {
-            replicas[poller].signal(Signal::CONT);
+            replicas[leader].signal(Signal::CONT);
             continue;
         }
-        let Replica { name, address, .. } = &replicas[poller];
-        let again = Replica::start(name, dir.path(), address.clone(), &api.url, Some(&join));
-        replicas[poller] = again;
-        until("it is back", || complete(&replicas[poller]));
+        let Replica { name, address, .. } = &replicas[leader];
+        replicas[leader] = group.start(name, address.clone(), Some(&join));
+        until("it is back", || replicas[leader].is_complete());
     }
+    people.says(1, 0);
+    until("it goes on", || !people.heard(1).is_empty());
+}
+
+impl People for bot_api::BotApi {
+    fn says(&self, user: u64, number: usize) {
+        bot_api::BotApi::says(self, user.try_into().unwrap(), &number.to_string());
+    }
+
+    fn heard(&self, user: u64) -> Vec<String> {
+        self.sent_to(user.try_into().unwrap())
+    }
+
+    fn is_listened_to(&self) -> bool {
+        self.polls().0 == 1
+    }
+
+    fn is_done(&self) -> bool {
+        self.unacknowledged() == 0
+    }
+}
+
+#[test]
+fn case_w23_a_hundred_updates_are_a_hundred_turns_whatever_becomes_of_the_poller() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let api = runtime.block_on(bot_api::BotApi::start());
+    let outside = [api.url.clone(), bot_api::TOKEN.to_owned()];
+    whatever_becomes_of_the_leader("telegram", &outside, &api, 100);
     assert_eq!(api.polls().1, 1, "never two pollers at once");
-    let before = api.sent().len();
-    api.says(1, "still there?");
-    until("it goes on", || api.sent().len() > before);
+}
+
+impl People for discord_api::DiscordApi {
+    fn says(&self, user: u64, number: usize) {
+        discord_api::DiscordApi::says(self, user, &number.to_string());
+    }
+
+    fn heard(&self, user: u64) -> Vec<String> {
+        self.sent_to(&discord_api::channel(user))
+    }
+
+    fn is_listened_to(&self) -> bool {
+        self.connections().0 == 1
+    }
+
+    fn is_done(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn case_w14_processes_that_take_over_resume_and_never_identify() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let api = runtime.block_on(discord_api::DiscordApi::start());
+    let outside = [api.url.clone(), discord_api::TOKEN.to_owned()];
+    whatever_becomes_of_the_leader("discord", &outside, &api, 60);
+    for user in 7..10 {
+        assert_eq!(People::heard(&api, user).len(), 60, "the reply in the air came once");
+    }
+    assert_eq!(api.identified().len(), 1);
+    assert!(api.resumed().len() >= 3, "{:?}", api.resumed());
+}
+
+/// Dovecot to read from, and a server that takes what is sent.
+struct Post {
+    dovecot: mail::Dovecot,
+    smtp: smtp::Smtp,
+}
+
+impl People for Post {
+    fn says(&self, user: u64, number: usize) {
+        let (from, id) = (format!("u{user}@example.net"), format!("{user}.{number}@example.net"));
+        self.dovecot.deliver(smtp::mail(&from, &id, "A number", &number.to_string()));
+    }
+
+    fn heard(&self, user: u64) -> Vec<String> {
+        self.smtp.texts(&format!("u{user}@example.net"))
+    }
+
+    fn is_listened_to(&self) -> bool {
+        true
+    }
+
+    fn is_done(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn case_w20_mail_is_answered_once_whatever_becomes_of_the_process_that_reads_it() {
+    if !mail::have(&["dovecot"]) {
+        return;
+    }
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let post = runtime.block_on(async {
+        Post { dovecot: mail::Dovecot::start(false).await, smtp: smtp::Smtp::start().await }
+    });
+    let ports = [post.dovecot.port, post.smtp.address.port()].map(|port| port.to_string());
+    whatever_becomes_of_the_leader("email", &ports, &post, 30);
 }
