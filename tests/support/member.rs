@@ -1,6 +1,6 @@
 //! One process of several, for examples that tests kill: a node of the group with a bot on it. It
-//! says `complete` once the group has three voters, `leads` when it is elected to connect, and `stands by`
-//! when it is not.
+//! says `complete` once the group has three voters, `leads` when it is elected to connect, `stands by` when
+//! it is not, and `in doubt` where a reply may have arrived and is sent again.
 
 use std::time::Duration;
 
@@ -57,6 +57,7 @@ impl Member<'_> {
                 match event {
                     Event::Leader { .. } => println!("leads"),
                     Event::Follower { .. } => println!("stands by"),
+                    Event::SendUnknown { .. } => println!("in doubt"),
                     _ => {}
                 }
             }
