@@ -76,6 +76,8 @@ pub enum Kind {
     LogTail = 16,
     /// The last position of the log that is in its chunks, and from where on its tail counts.
     MarkerWithTail = 17,
+    /// Changes of the machine's records that are not in their places yet.
+    StateBlock = 18,
     /// A proposal: the commands of one log entry.
     Batch = 32,
     /// A question to another node.

@@ -1,4 +1,5 @@
-//! What a turn costs: `cargo bench --bench turns [-- --json FILE]`.
+//! What a turn costs: `cargo bench --bench turns [-- [--messages] [--json FILE]]`; with `--messages`
+//! only the last part is run.
 //!
 //! Problem: turns taken through HTTP measure mostly the HTTP client, and figures of one machine say
 //! nothing about another. Idea: three nodes on loopback, fsync on. Two of them are real `botmesh
@@ -49,11 +50,11 @@ type Fault = Box<dyn std::error::Error + Send + Sync>;
 fn main() -> Result<(), Fault> {
     // As `botmesh run`.
     rustix::thread::disable_transparent_huge_pages(true)?;
-    let json = json_path()?;
+    let Asked { json, messages_only } = Asked::read()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let report = runtime.block_on(async {
         // An end that does not come is a failure too.
-        tokio::time::timeout(Duration::from_secs(230), run()).await?
+        tokio::time::timeout(Duration::from_secs(230), run(messages_only)).await?
     })?;
     report.print();
     if let Some(path) = json {
@@ -63,24 +64,45 @@ fn main() -> Result<(), Fault> {
     Ok(())
 }
 
-/// `--json FILE`; what else cargo passes (`--bench`) is not ours.
-fn json_path() -> Result<Option<PathBuf>, Fault> {
-    let mut arguments = std::env::args().skip(1);
-    while let Some(argument) = arguments.next() {
-        if argument == "--json" {
-            let file = arguments.next().ok_or("--json needs a file")?;
-            return Ok(Some(PathBuf::from(file)));
-        }
-    }
-    Ok(None)
+/// What the command line asks for; what else cargo passes (`--bench`) is not ours.
+struct Asked {
+    json: Option<PathBuf>,
+    messages_only: bool,
 }
 
-async fn run() -> Result<Report, Fault> {
+impl Asked {
+    fn read() -> Result<Self, Fault> {
+        let mut asked = Self { json: None, messages_only: false };
+        let mut arguments = std::env::args().skip(1);
+        while let Some(argument) = arguments.next() {
+            match argument.as_str() {
+                "--json" => {
+                    let file = arguments.next().ok_or("--json needs a file")?;
+                    asked.json = Some(PathBuf::from(file));
+                }
+                "--messages" => asked.messages_only = true,
+                _ => {}
+            }
+        }
+        Ok(asked)
+    }
+}
+
+async fn run(messages_only: bool) -> Result<Report, Fault> {
     let mut report = Report::default();
     let cluster = cluster::Cluster::start().await?;
     report.add("fdatasync", "ms", limits::fdatasync(cluster.dir())?);
     report.add("loopback_round_trip", "ms", limits::round_trip()?);
+    if !messages_only {
+        turns(&cluster, &mut report).await?;
+    }
+    // Last: the message ids it leaves remembered are no part of what a turn costs.
+    messages(&cluster, &mut report).await?;
+    cluster.stop().await?;
+    Ok(report)
+}
 
+async fn turns(cluster: &cluster::Cluster, report: &mut Report) -> Result<(), Fault> {
     // Idle first: nothing has grown yet.
     report.add("idle_rss", "MiB", cluster.resident_mib()?);
     cluster.lead(cluster::Who::Here).await?;
@@ -92,38 +114,40 @@ async fn run() -> Result<Report, Fault> {
     report.add("idle_requests_to_follower", "1/s", vec![followed.requests]);
 
     cluster.lead(cluster::Who::Here).await?;
-    let one = load::one_client(&cluster, SINGLE).await?;
+    let one = load::one_client(cluster, SINGLE).await?;
     report.add("bare_commit_1_client", "ms", one.commits);
     report.add("ticket_to_grant_1_client", "ms", one.grants);
     report.add("whole_turn_1_client", "ms", one.turns);
 
-    let leader = load::many(&cluster, CHATS, IN_FLIGHT, LOADED).await?;
+    let leader = load::many(cluster, CHATS, IN_FLIGHT, LOADED).await?;
     report.add("turns_through_leader", "1/s", leader.per_second);
     report.add("ticket_to_grant_256_clients", "ms", leader.grants);
     report.checked(leader.checks);
 
     cluster.lead(cluster::Who::There).await?;
-    let follower = load::many(&cluster, CHATS, IN_FLIGHT, LOADED).await?;
+    let follower = load::many(cluster, CHATS, IN_FLIGHT, LOADED).await?;
     report.add("turns_through_follower", "1/s", follower.per_second);
     report.checked(follower.checks);
 
-    let http = load::over_http(&cluster, CHATS, IN_FLIGHT, LOADED).await?;
+    let http = load::over_http(cluster, CHATS, IN_FLIGHT, LOADED).await?;
     report.add("turns_over_http", "1/s", http.per_second);
     report.checked(http.checks);
     report.add("loaded_rss", "MiB", cluster.resident_mib()?);
 
-    // Last: the message ids it leaves remembered are no part of what a turn costs.
+    Ok(())
+}
+
+async fn messages(cluster: &cluster::Cluster, report: &mut Report) -> Result<(), Fault> {
     cluster.lead(cluster::Who::Here).await?;
-    let messages = messages::through_bot(&cluster, MESSAGE_CHATS, IN_FLIGHT, LOADED).await?;
+    let messages = messages::through_bot(cluster, MESSAGE_CHATS, IN_FLIGHT, LOADED).await?;
     report.add("message_to_reply_1_client", "ms", messages.one);
     report.add("entries_per_message_1_client", "1", vec![messages.entries]);
     report.add("messages_through_leader", "1/s", messages.many.per_second);
     report.add("message_to_reply_256_clients", "ms", messages.many.grants);
     report.checked(messages.many.checks);
-    for (name, entries) in messages::costs(&cluster).await? {
+    for (name, entries) in messages::costs(cluster).await? {
         report.add(&name, "1", vec![entries]);
     }
 
-    cluster.stop().await?;
-    Ok(report)
+    Ok(())
 }

@@ -14,7 +14,7 @@
 //!
 //! ```text
 //!   d · generation u32 · length u16 · key · part u16      a record, or a part of a large one
-//!   s · length u16 · key · part u16                       staged; an empty value is a removal
+//!   p · number u32                                        staged changes, packed ([`super::staged`])
 //!   m · name                                              the cut, the committed cut
 //! ```
 
@@ -25,25 +25,23 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::batching::{BYTES_MAX, Batching, INSERTS_MAX, REMOVALS_MAX};
+use super::staged::{BLOCKS, Packing, SINGLES, staged};
 use crate::codec::{self, Kind};
 use crate::machine::{self, LoadError, Machine};
 use crate::raft::files::OpenError;
-use crate::raft::log_store::{SYNC_BYTES_MAX, guarded, open_sled};
+use crate::raft::log_store::{guarded, open_sled};
 use crate::raft::types::{LogId, StoredMembership};
 
 /// Bytes of a record in one value: sled's leaves hold up to some 20 of them, and must stay small
 /// enough to be written into its log (see [`crate::raft::log_store`]).
 const PART_BYTES: usize = 24 << 10;
-/// Keys inserted, and removed, in one batch (DESIGN 7).
-const INSERTS_MAX: usize = 300;
-const REMOVALS_MAX: usize = 100;
-/// Bytes of one batch.
-const BATCH_BYTES_MAX: usize = 256 << 10;
-/// What a key weighs beside its value.
-const KEY_BYTES: usize = 64;
 
 const CUT: &[u8] = b"mcut";
-const COMMITTED: &[u8] = b"mcommitted";
+/// What is staged counts. Programs that staged each record by itself had another name for it, so
+/// that they pass over what is staged in blocks.
+const COMMITTED: &[u8] = b"mpacked";
+const COMMITTED_SINGLE: &[u8] = b"mcommitted";
 
 /// Up to where the records are, and how the group looked there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -80,7 +78,7 @@ pub(crate) struct Opened {
 }
 
 /// Why an operation failed: sled's words or ours.
-type Failed = String;
+pub(super) type Failed = String;
 
 /// Why the records were not taken.
 #[derive(Debug)]
@@ -96,7 +94,7 @@ impl From<Failed> for Fault {
     }
 }
 
-fn sled<T>(work: impl FnOnce() -> sled::Result<T>) -> Result<T, Failed> {
+pub(super) fn sled<T>(work: impl FnOnce() -> sled::Result<T>) -> Result<T, Failed> {
     guarded(work)
 }
 
@@ -119,7 +117,10 @@ impl Disk {
     fn recover(mut self) -> Result<Opened, Fault> {
         let cut: Option<StoredCut> = self.meta(CUT)?;
         self.generation = cut.as_ref().map_or(0, |cut| cut.generation);
-        let committed: Option<StoredCut> = self.meta(COMMITTED)?;
+        let committed: Option<StoredCut> = match self.meta(COMMITTED)? {
+            None => self.meta(COMMITTED_SINGLE)?,
+            packed => packed,
+        };
         let cut = match committed {
             Some(committed) => {
                 self.move_staged(&committed)?;
@@ -127,7 +128,7 @@ impl Disk {
             }
             None => cut,
         };
-        self.clear(b"s", b"t")?;
+        self.clear_staged()?;
         // Another generation: a whole cut that was not switched to, or the one before it.
         let own = [&b"d"[..], &self.generation.to_be_bytes()].concat();
         let next = [&b"d"[..], &(self.generation + 1).to_be_bytes()].concat();
@@ -183,7 +184,7 @@ impl Disk {
         let cut = StoredCut { generation: self.generation, at };
         let mut changes = changes.peekable();
         let (mut few, mut removals, mut bytes) = (Vec::new(), 0, 0);
-        while few.len() < INSERTS_MAX && removals < REMOVALS_MAX && bytes < BATCH_BYTES_MAX {
+        while few.len() < INSERTS_MAX && removals < REMOVALS_MAX && bytes < BYTES_MAX {
             let Some((key, value)) = changes.next() else { break };
             let mut take = |suffix, value: Option<Vec<u8>>| {
                 removals += usize::from(value.is_none());
@@ -209,7 +210,7 @@ impl Disk {
         sled(|| self.db.insert(COMMITTED, codec::seal(Kind::StateCut, &cut)))?;
         self.flush()?;
         self.move_staged(&cut)?;
-        self.clear(b"s", b"t")
+        self.clear_staged()
     }
 
     fn stage(
@@ -217,16 +218,21 @@ impl Disk {
         few: Vec<Change>,
         changes: impl Iterator<Item = Change>,
     ) -> Result<(), Failed> {
-        let mut batch = Batching::new(self);
-        for (suffix, value) in few {
-            batch.insert([b"s", &suffix[..]].concat(), value.unwrap_or_default())?;
+        let mut batch = Batching::new(&self.db, &self.sync);
+        let mut packing = Packing::new();
+        let mut full = Vec::new();
+        for change in few {
+            full.extend(packing.add(change));
         }
         for (key, value) in changes {
-            let mut parts = Vec::new();
-            self.split(key, value, &mut |suffix, value| parts.push((suffix, value)));
-            for (suffix, value) in parts {
-                batch.insert([b"s", &suffix[..]].concat(), value.unwrap_or_default())?;
+            self.split(key, value, &mut |suffix, value| full.extend(packing.add((suffix, value))));
+            for (key, block) in full.drain(..) {
+                batch.insert(key, block)?;
             }
+        }
+        full.push(packing.close());
+        for (key, block) in full {
+            batch.insert(key, block)?;
         }
         batch.apply()?;
         self.flush()
@@ -248,6 +254,29 @@ impl Disk {
         self.flush().unwrap();
     }
 
+    /// The same as programs before the blocks staged it: each change under a key of its own.
+    #[cfg(test)]
+    pub(super) fn stage_singly_for_test(
+        &mut self,
+        changes: impl Iterator<Item = Change>,
+        at: CutAt,
+        committed: bool,
+    ) {
+        for (key, value) in changes {
+            let mut parts = Vec::new();
+            self.split(key, value, &mut |suffix, value| parts.push((suffix, value)));
+            for (suffix, value) in parts {
+                let key = [SINGLES[0], &suffix].concat();
+                self.db.insert(key, value.unwrap_or_default()).unwrap();
+            }
+        }
+        if committed {
+            let cut = StoredCut { generation: self.generation, at };
+            self.db.insert(COMMITTED_SINGLE, codec::seal(Kind::StateCut, &cut)).unwrap();
+        }
+        self.flush().unwrap();
+    }
+
     /// What a disk may do to a stored part that holds these bytes.
     #[cfg(test)]
     pub(super) fn damage_for_test(&self, bytes: &[u8], how: impl Fn(&mut Vec<u8>) -> bool) {
@@ -264,14 +293,13 @@ impl Disk {
 
     /// Moves what is staged and states the cut. Done twice, it is the same.
     fn move_staged(&mut self, cut: &StoredCut) -> Result<(), Failed> {
-        let mut batch = Batching::new(self);
-        for staged in self.db.range(&b"s"[..]..&b"t"[..]) {
-            let (key, value) = sled(|| staged)?;
-            let key = self.data_key(cut.generation, &key[1..]);
-            if value.is_empty() {
-                batch.remove(key)?;
-            } else {
-                batch.insert(key, value.to_vec())?;
+        let mut batch = Batching::new(&self.db, &self.sync);
+        for change in staged(&self.db) {
+            let (suffix, value) = change?;
+            let key = self.data_key(cut.generation, &suffix);
+            match value {
+                Some(value) => batch.insert(key, value)?,
+                None => batch.remove(key)?,
             }
         }
         batch.apply()?;
@@ -280,8 +308,13 @@ impl Disk {
         let mut done = sled::Batch::default();
         done.insert(CUT, codec::seal(Kind::StateCut, cut));
         done.remove(COMMITTED);
+        done.remove(COMMITTED_SINGLE);
         sled(|| self.db.apply_batch(done))?;
         self.flush()
+    }
+
+    fn clear_staged(&mut self) -> Result<(), Failed> {
+        [BLOCKS, SINGLES].into_iter().try_for_each(|[from, to]| self.clear(from, to))
     }
 
     /// Writes all records beside the old ones, and switches to them.
@@ -292,7 +325,7 @@ impl Disk {
     ) -> Result<(), Failed> {
         let generation = self.generation + 1;
         self.large.clear();
-        let mut batch = Batching::new(self);
+        let mut batch = Batching::new(&self.db, &self.sync);
         for (key, value) in records {
             let mut parts = Vec::new();
             self.split(key, Some(value), &mut |suffix, value| parts.push((suffix, value)));
@@ -356,7 +389,7 @@ impl Disk {
 
     /// Removes a range, in small batches.
     fn clear(&mut self, from: &[u8], to: &[u8]) -> Result<(), Failed> {
-        let mut batch = Batching::new(self);
+        let mut batch = Batching::new(&self.db, &self.sync);
         for key in self.db.range(from..to).keys() {
             let key = sled(|| key)?;
             batch.remove(key.to_vec())?;
@@ -369,7 +402,7 @@ impl Disk {
     }
 }
 
-fn sync(db: &sled::Db, file: &File) -> Result<(), Failed> {
+pub(super) fn sync(db: &sled::Db, file: &File) -> Result<(), Failed> {
     sled(|| db.flush())?;
     file.sync_data().map_err(|error| error.to_string())
 }
@@ -378,65 +411,6 @@ fn suffix(key: &[u8], part: u16) -> Vec<u8> {
     // The machine's keys are bounded far below this (SPEC M3).
     let len = u16::try_from(key.len()).expect("a record's key is shorter than 64 KiB");
     [&len.to_be_bytes(), key, &part.to_be_bytes()].concat()
-}
-
-/// Collects changes into batches of bearable size.
-struct Batching {
-    db: sled::Db,
-    sync: Arc<File>,
-    batch: sled::Batch,
-    inserts: usize,
-    removals: usize,
-    bytes: usize,
-    unsynced_bytes: usize,
-}
-
-impl Batching {
-    fn new(disk: &Disk) -> Self {
-        Self {
-            db: disk.db.clone(),
-            sync: disk.sync.clone(),
-            batch: sled::Batch::default(),
-            inserts: 0,
-            removals: 0,
-            bytes: 0,
-            unsynced_bytes: 0,
-        }
-    }
-
-    fn insert(&mut self, key: Vec<u8>, value: Vec<u8>) -> Result<(), Failed> {
-        self.bytes += value.len() + KEY_BYTES;
-        self.batch.insert(key, value);
-        self.inserts += 1;
-        if self.inserts >= INSERTS_MAX || self.bytes >= BATCH_BYTES_MAX {
-            return self.apply();
-        }
-        Ok(())
-    }
-
-    fn remove(&mut self, key: Vec<u8>) -> Result<(), Failed> {
-        self.bytes += KEY_BYTES;
-        self.batch.remove(key);
-        self.removals += 1;
-        if self.removals >= REMOVALS_MAX {
-            return self.apply();
-        }
-        Ok(())
-    }
-
-    fn apply(&mut self) -> Result<(), Failed> {
-        if self.inserts + self.removals > 0 {
-            let batch = std::mem::take(&mut self.batch);
-            self.unsynced_bytes += self.bytes;
-            (self.inserts, self.removals, self.bytes) = (0, 0, 0);
-            sled(|| self.db.apply_batch(batch))?;
-        }
-        if self.unsynced_bytes >= SYNC_BYTES_MAX {
-            self.unsynced_bytes = 0;
-            return sync(&self.db, &self.sync);
-        }
-        Ok(())
-    }
 }
 
 /// A stored part of a record: the record's key, which part, of how many, its bytes.

@@ -21,8 +21,10 @@
 //! - The hook hears of every entry this node applies once, in log order, before the next one is
 //!   applied.
 
+mod batching;
 mod disk;
 mod saver;
+mod staged;
 #[cfg(test)]
 mod tests;
 

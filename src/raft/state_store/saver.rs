@@ -4,6 +4,9 @@
 //! under the machine's lock but without encoding anything, and writes it at its own pace. Between
 //! two cuts the log is the truth: a crash costs replaying it from the last cut.
 //!
+//! It writes in the background also to the scheduler: a cut of a busy node is a second of work, which
+//! would be taken from the turns. What holds the machine's lock runs as everything else does.
+//!
 //! Nothing reads those records until a restart, so what a disk does to them meanwhile would be found
 //! when they are needed. Hence the *scrub*: now and then they are all read again and compared with
 //! the machine they were written from. What differs is written anew, from memory, which is the
@@ -15,6 +18,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
+use rustix::process::nice;
 use tokio::sync::oneshot;
 
 use super::Replica;
@@ -23,6 +27,9 @@ use crate::machine::Frozen;
 use crate::raft::files::fatal;
 use crate::raft::identity::DataDir;
 use crate::raft::types::LogId;
+
+/// How much nicer what writes the state is: it gets a tenth of the share of what serves.
+const BACKGROUND: i32 = 10;
 
 /// A request to the saver.
 pub(super) enum Ask {
@@ -66,16 +73,16 @@ impl Saver {
         loop {
             match asks.recv_timeout(due.saturating_duration_since(Instant::now())) {
                 Ok(Ask::Cut(done)) => {
-                    drop(self.cut(false));
+                    drop(self.cut(false, done.is_some()));
                     // Whoever asked may have gone.
                     let _ = done.map(|done| done.send(()));
                 }
                 Ok(Ask::Close(done)) => {
-                    drop(self.cut(false));
+                    drop(self.cut(false, true));
                     let _ = done.send(());
                     return;
                 }
-                Err(RecvTimeoutError::Timeout) => drop(self.cut(false)),
+                Err(RecvTimeoutError::Timeout) => drop(self.cut(false, false)),
                 Err(RecvTimeoutError::Disconnected) => return,
             }
             if Instant::now() >= scrub_due {
@@ -86,8 +93,8 @@ impl Saver {
         }
     }
 
-    /// Brings the disk up to the machine. To `scrub`, also answers the machine as it is there now.
-    fn cut(&mut self, scrub: bool) -> Option<(CutAt, Frozen)> {
+    /// Brings the disk up to the machine, at once where somebody waits. To `scrub`, also answers the machine as it is there now.
+    fn cut(&mut self, scrub: bool, hurry: bool) -> Option<(CutAt, Frozen)> {
         let (at, changes, whole, frozen) = {
             let mut replica = self.replica.write();
             let at = CutAt {
@@ -105,10 +112,10 @@ impl Saver {
             (at, changes, whole, frozen)
         };
         let last_applied = at.last_applied;
-        let saved = match &frozen {
-            Some(frozen) if whole => self.disk.save_whole(frozen.records(), at.clone()),
-            _ => self.disk.save(changes.records(), at.clone()),
-        };
+        let saved = self.writing(hurry, |disk| match &frozen {
+            Some(frozen) if whole => disk.save_whole(frozen.records(), at.clone()),
+            _ => disk.save(changes.records(), at.clone()),
+        });
         if let Err(why) = saved {
             fatal("saving the state failed", &why);
         }
@@ -116,10 +123,31 @@ impl Saver {
         frozen.map(|frozen| (at, frozen))
     }
 
+    /// Works on the disk, behind everything else unless in a hurry. A thread of its own, because who has
+    /// stepped back may not step forward again without privileges.
+    fn writing<T: Send>(&mut self, hurry: bool, work: impl FnOnce(&mut Disk) -> T + Send) -> T {
+        let disk = &mut self.disk;
+        std::thread::scope(|scope| {
+            let work = move || {
+                if !hurry && let Err(error) = nice(BACKGROUND) {
+                    tracing::debug!(%error, "the state is written at the usual priority");
+                }
+                work(disk)
+            };
+            let builder = std::thread::Builder::new().name("botmesh-save".to_owned());
+            let written = builder.spawn_scoped(scope, work).map(|thread| thread.join());
+            match written {
+                Ok(Ok(written)) => written,
+                Ok(Err(panic)) => std::panic::resume_unwind(panic),
+                Err(error) => fatal("the thread that writes the state cannot be started", &error),
+            }
+        })
+    }
+
     /// Reads all records again; what is not as it was written is written anew.
     pub(super) fn scrub(&mut self) {
-        let Some((at, frozen)) = self.cut(true) else { return };
-        let found = self.disk.hash();
+        let Some((at, frozen)) = self.cut(true, false) else { return };
+        let found = self.writing(false, |disk| disk.hash());
         self.scrubs.done.fetch_add(1, Ordering::Relaxed);
         let why = match found {
             Ok(hash) if hash == frozen.hash() => return,
@@ -132,7 +160,7 @@ impl Saver {
             "the state on disk is not what this node wrote: it is written anew from memory; look at \
              the disk"
         );
-        if let Err(why) = self.disk.save_whole(frozen.records(), at) {
+        if let Err(why) = self.writing(false, |disk| disk.save_whole(frozen.records(), at)) {
             fatal("saving the state failed", &why);
         }
     }

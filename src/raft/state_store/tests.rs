@@ -211,7 +211,7 @@ async fn a_large_cut_that_is_cut_off_is_all_or_nothing() {
 
 #[tokio::test]
 async fn a_committed_cut_is_finished_and_an_uncommitted_one_forgotten() {
-    for committed in [true, false] {
+    for (committed, packed) in [(true, true), (false, true), (true, false), (false, false)] {
         let dir = tempfile::tempdir().unwrap();
         let (log, mut state, _) = open(dir.path());
         apply(&mut state, vec![entry(1, many(0, 2000, 1))]).await;
@@ -231,7 +231,10 @@ async fn a_committed_cut_is_finished_and_an_uncommitted_one_forgotten() {
         *state.shared.flushed.lock() = at.last_applied;
         drop((log, state));
         let mut opened = Disk::open(dir.path(), 1 << 20).unwrap().unwrap();
-        opened.disk.stage_for_test(changes.records(), at, committed);
+        match packed {
+            true => opened.disk.stage_for_test(changes.records(), at, committed),
+            false => opened.disk.stage_singly_for_test(changes.records(), at, committed),
+        }
         drop(opened);
 
         let (_log, state, _) = open(dir.path());

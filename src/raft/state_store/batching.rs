@@ -1,0 +1,75 @@
+//! Writes to sled in portions it bears (DESIGN 7).
+
+use std::fs::File;
+use std::sync::Arc;
+
+use super::disk::{Failed, sled, sync};
+use crate::raft::log_store::SYNC_BYTES_MAX;
+
+/// Keys inserted in one batch.
+pub(super) const INSERTS_MAX: usize = 300;
+/// Keys removed in one batch.
+pub(super) const REMOVALS_MAX: usize = 100;
+/// Bytes of one batch.
+pub(super) const BYTES_MAX: usize = 256 << 10;
+/// What a key weighs beside its value.
+const KEY_BYTES: usize = 64;
+
+/// Collects changes into batches of bearable size.
+pub(super) struct Batching {
+    db: ::sled::Db,
+    sync: Arc<File>,
+    batch: ::sled::Batch,
+    inserts: usize,
+    removals: usize,
+    bytes: usize,
+    unsynced_bytes: usize,
+}
+
+impl Batching {
+    pub(super) fn new(db: &::sled::Db, sync: &Arc<File>) -> Self {
+        Self {
+            db: db.clone(),
+            sync: sync.clone(),
+            batch: ::sled::Batch::default(),
+            inserts: 0,
+            removals: 0,
+            bytes: 0,
+            unsynced_bytes: 0,
+        }
+    }
+
+    pub(super) fn insert(&mut self, key: Vec<u8>, value: Vec<u8>) -> Result<(), Failed> {
+        self.bytes += value.len() + KEY_BYTES;
+        self.batch.insert(key, value);
+        self.inserts += 1;
+        if self.inserts >= INSERTS_MAX || self.bytes >= BYTES_MAX {
+            return self.apply();
+        }
+        Ok(())
+    }
+
+    pub(super) fn remove(&mut self, key: Vec<u8>) -> Result<(), Failed> {
+        self.bytes += KEY_BYTES;
+        self.batch.remove(key);
+        self.removals += 1;
+        if self.removals >= REMOVALS_MAX {
+            return self.apply();
+        }
+        Ok(())
+    }
+
+    pub(super) fn apply(&mut self) -> Result<(), Failed> {
+        if self.inserts + self.removals > 0 {
+            let batch = std::mem::take(&mut self.batch);
+            self.unsynced_bytes += self.bytes;
+            (self.inserts, self.removals, self.bytes) = (0, 0, 0);
+            sled(|| self.db.apply_batch(batch))?;
+        }
+        if self.unsynced_bytes >= SYNC_BYTES_MAX {
+            self.unsynced_bytes = 0;
+            return sync(&self.db, &self.sync);
+        }
+        Ok(())
+    }
+}
