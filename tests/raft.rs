@@ -5,6 +5,7 @@
 mod raft {
     mod basics;
     mod behind;
+    mod bounds;
     mod cluster;
     mod election;
     mod faults;

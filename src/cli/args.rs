@@ -211,6 +211,12 @@ pub(super) struct RunArgs {
     /// Time between two heartbeats, alike on all nodes
     #[arg(long, value_name = "TIME")]
     beat: Option<String>,
+    /// How long a message id is recognised, alike on all nodes
+    #[arg(long, value_name = "TIME")]
+    dedupe_window: Option<String>,
+    /// Message ids recognised at most, alike on all nodes
+    #[arg(long, value_name = "N")]
+    dedupe_ids: Option<String>,
     /// Log entries after which a snapshot is built
     #[arg(long, value_name = "N")]
     snapshot_every: Option<String>,
@@ -327,6 +333,8 @@ impl RunArgs {
         layers.flag("sticky", self.no_sticky.then(|| "false".to_owned()));
         layers.flag("disk_low_water", self.disk_low_water.clone());
         layers.flag("beat", self.beat.clone());
+        layers.flag("dedupe_window", self.dedupe_window.clone());
+        layers.flag("dedupe_ids", self.dedupe_ids.clone());
         layers.flag("snapshot_every", self.snapshot_every.clone());
     }
 }

@@ -148,6 +148,12 @@ async fn open(settings: &Settings, name: &str, advertise: &HostPort) -> Result<N
             disk_low_water: settings.disk_low_water,
             ..NodeLimits::snapshots_every(settings.snapshot_every)
         },
+        machine: crate::machine::Limits {
+            dedupe_ids_max: settings.dedupe_ids,
+            // At most a year.
+            dedupe_ms: settings.dedupe_window.as_millis() as u64,
+            ..crate::machine::Limits::default()
+        },
         ..NodeOptions::new(name, &settings.dir, advertise.to_string(), secret)
     };
     Node::open(options).await.map_err(refused)

@@ -157,6 +157,9 @@ fn child(
     add("--public-peers", list(|plan| plan.public.clone()));
     add("--disk-low-water", settings.disk_low_water.to_string());
     add("--beat", humantime::format_duration(settings.beat).to_string().replace(' ', ""));
+    let window = humantime::format_duration(settings.dedupe_window).to_string();
+    add("--dedupe-window", window.replace(' ', ""));
+    add("--dedupe-ids", settings.dedupe_ids.to_string());
     add("--snapshot-every", settings.snapshot_every.to_string());
     add("--log", settings.log.clone());
     if let Some(url) = &settings.reply_url {

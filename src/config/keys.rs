@@ -77,6 +77,12 @@ pub const KEYS: &[Key] = &[
         "50ms",
         "time between two heartbeats, alike on all nodes; elections wait 3 to 6 of them; 20ms to 5s",
     ),
+    key("dedupe_window", "7d", "how long a message id is recognised, alike on all nodes; 1s to 1y"),
+    key(
+        "dedupe_ids",
+        "1000000",
+        "message ids recognised at most, alike on all nodes; each takes some 80 bytes of memory",
+    ),
     key("snapshot_every", "50000", "log entries after which a snapshot is built; 50 at the least"),
     key(
         "log",

@@ -278,6 +278,10 @@ pub struct Settings {
     pub disk_low_water: u64,
     /// Time between two heartbeats.
     pub beat: Duration,
+    /// How long a message id is recognised.
+    pub dedupe_window: Duration,
+    /// Message ids recognised at most.
+    pub dedupe_ids: u32,
     /// Log entries after which a snapshot is built.
     pub snapshot_every: u64,
     /// The log filter.
@@ -315,6 +319,10 @@ impl Settings {
             },
             disk_low_water: layers.read("disk_low_water", bytes)?.unwrap_or(64 << 20),
             beat: duration(layers, "beat", "50ms", BEAT)?,
+            dedupe_window: duration(layers, "dedupe_window", "7d", DEDUPE)?,
+            dedupe_ids: layers
+                .read("dedupe_ids", |text| number(text, 1..=100_000_000))?
+                .map_or(1_000_000, |ids| ids as u32),
             snapshot_every: layers
                 .read("snapshot_every", |text| number(text, 50..=1_000_000_000))?
                 .unwrap_or(50_000) as u64,
@@ -327,6 +335,7 @@ impl Settings {
 /// chats would be mute for longer than anybody waits.
 const LEASE: RangeInclusive<Duration> = Duration::from_millis(500)..=Duration::from_secs(3600);
 const BEAT: RangeInclusive<Duration> = Duration::from_millis(20)..=Duration::from_secs(5);
+const DEDUPE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(31_557_600);
 const HANG: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
 const WAIT: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(86_400);
 

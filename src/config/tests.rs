@@ -52,6 +52,8 @@ fn l4_an_impossible_value_is_named_with_its_line() {
         ("name = { a = 1 }", ["line 1", "`name`", "string"]),
         ("disk_low_water = \"64 parsecs\"", ["line 1", "`disk_low_water`", "64MiB"]),
         ("beat = \"1ms\"", ["line 1", "`beat`", "20ms to 5s"]),
+        ("dedupe_window = \"1ms\"", ["line 1", "`dedupe_window`", "1s to 1year"]),
+        ("dedupe_ids = 0", ["line 1", "`dedupe_ids`", "1 to 100000000"]),
         ("snapshot_every = 7", ["line 1", "`snapshot_every`", "50"]),
         ("log = \"loud,=\"", ["line 1", "`log`", "filter"]),
     ] {

@@ -159,6 +159,7 @@ impl Machine {
             }
             Command::DeclareDead { process } => self.declare_dead(*process, effects),
             Command::RaiseLevel { level } => self.raise_level(*level),
+            Command::SetLimits { limits } => self.set_limits(*limits),
             Command::Rekey { prefix, from, to, users, keep_new } => {
                 self.rekey(prefix, (from, to), users, *keep_new, effects)
             }

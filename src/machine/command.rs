@@ -8,6 +8,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::Limits;
 use crate::types::{Fence, Incarnation, NodeId, Prefix, ProcessToken, Revision, TicketId};
 
 /// One run of one node's process, as the sender of batches. `boot` grows with every start of the
@@ -509,5 +510,11 @@ pub enum Command {
     RaiseLevel {
         /// The level.
         level: u32,
+    },
+    /// The bounds hold from now on (SPEC G1, M3) → `Done`. What is beyond a bound that became smaller
+    /// is let go as far as it is only remembered; what waits stays.
+    SetLimits {
+        /// All of them.
+        limits: Limits,
     },
 }

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::arrivals::Arrivals;
 use super::digest::{self, Digest};
 use super::state::LoadError;
 use super::tables::{ChatName, EntryKey, PrefixId, Tables, TaskKey, TicketKey};
@@ -42,7 +43,7 @@ pub(super) struct Index {
     /// Rows that end, by when.
     pub(super) row_ends: BTreeSet<(u64, Arc<RowKey>)>,
     /// Message ids, oldest first.
-    pub(super) seen: BTreeMap<u64, Digest>,
+    pub(super) seen: Arrivals,
     /// Ids of the entries every outbox knows.
     pub(super) send_ids: BTreeSet<Digest>,
     /// Tasks by when they are due.
@@ -85,9 +86,7 @@ impl Index {
                 index.row_ends.insert((expires, key.clone()));
             }
         }
-        for (digest, seen) in tables.seen.iter() {
-            index.seen.insert(seen.order, *digest);
-        }
+        index.seen = Arrivals::of(tables.seen.iter().map(|(id, seen)| (seen.order, *id)));
         for (key, task) in tables.tasks.iter() {
             index.due.insert((key.prefix, task.due_ms, key.clone()));
             match task.claimed_by.map(|session| index.holdings.get_mut(&session)) {

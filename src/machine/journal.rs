@@ -136,24 +136,29 @@ impl Machine {
         let order = self.tables.meta.seen;
         let seen = Seen { body, seen_ms: self.tables.meta.now_ms, order };
         if let Some(old) = self.tables.seen.insert(digest, seen) {
-            self.index.seen.remove(&old.order);
+            self.index.seen.remove(old.order);
         }
-        self.index.seen.insert(order, digest);
-        if self.tables.seen.len() > u64::from(self.tables.meta.limits.dedupe_ids_max) {
+        self.index.seen.push(order, digest);
+        self.forget_beyond();
+    }
+
+    /// Forgets the oldest ids beyond the bound.
+    pub(super) fn forget_beyond(&mut self) {
+        while self.tables.seen.len() > u64::from(self.tables.meta.limits.dedupe_ids_max) {
             self.forget_oldest();
         }
     }
 
     fn forget_oldest(&mut self) {
-        if let Some((_, digest)) = self.index.seen.pop_first() {
+        if let Some(digest) = self.index.seen.pop_first() {
             self.tables.seen.remove(&digest);
         }
     }
 
     pub(super) fn sweep_seen(&mut self) {
         for _ in 0..SWEEP_MAX {
-            let oldest = self.index.seen.first_key_value();
-            let Some(seen) = oldest.and_then(|(_, digest)| self.tables.seen.get(digest)) else {
+            let oldest = self.index.seen.first();
+            let Some(seen) = oldest.and_then(|digest| self.tables.seen.get(digest)) else {
                 return;
             };
             if !self.is_forgotten(seen.seen_ms) {
@@ -201,9 +206,11 @@ impl Machine {
             ticket: TicketId(u64::MAX),
         };
         let kept = self.tables.dead.range(all, usize::MAX, |_| true);
-        if kept.len() as u64 > u64::from(self.tables.meta.limits.dead_letters_max) {
-            let oldest = *kept[0].0;
-            self.tables.dead.remove(&oldest);
+        let max = self.tables.meta.limits.dead_letters_max as usize;
+        let over = kept.len().saturating_sub(max);
+        let oldest: Vec<TicketKey> = kept.iter().take(over).map(|(key, _)| **key).collect();
+        for key in oldest {
+            self.tables.dead.remove(&key);
         }
     }
 

@@ -27,7 +27,8 @@ pub const LEVEL_LOWEST: u32 = 1;
 /// |---|---|
 /// | 1 | sessions, queues, locks, commits, journal, outbox, tasks, keys, processes; tables to 18 |
 /// | 2 | `EnsureTask`, `ReturnTask`, `Rekey`, `GiveUpSession`, `RaiseLevel`; `Op::Keep`, `Op::Home`; tables 19, 21, 22 |
-pub const LEVEL: u32 = 2;
+/// | 3 | `SetLimits` |
+pub const LEVEL: u32 = 3;
 
 impl Command {
     /// The lowest level of a program that understands it, with all it carries.
@@ -59,6 +60,7 @@ impl Command {
             | Self::GiveUpSession { .. } => 2,
             // Whoever does not know that level had better halt before it meets one of its commands.
             Self::RaiseLevel { level } => (*level).max(2),
+            Self::SetLimits { .. } => 3,
         }
     }
 }
@@ -112,7 +114,7 @@ mod tests {
         let known: Vec<u8> = (1..=19).chain([21, 22]).collect();
         assert_eq!(
             (Tables::TAGS, LEVEL),
-            (&known[..], 2),
+            (&known[..], 3),
             "list it under its level, and raise that"
         );
     }

@@ -33,6 +33,7 @@ pub use command::{
 pub use reply::{Admission, BatchReply, Effect, EndReason, Grant, Holder, Limit, Refusal, Reply};
 
 mod apply;
+mod arrivals;
 mod commit;
 mod digest;
 mod homes;

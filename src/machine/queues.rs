@@ -249,6 +249,11 @@ impl Machine {
         self.tables.meta.idle += 1;
         record.idle = self.tables.meta.idle;
         self.index.idle.insert(record.idle, queue.clone());
+        self.evict_idle();
+    }
+
+    /// Forgets the queues that have been idle longest, beyond the bound (SPEC I2).
+    pub(super) fn evict_idle(&mut self) {
         while self.index.idle.len() as u64 > u64::from(self.tables.meta.limits.idle_keys_max) {
             if let Some((_, oldest)) = self.index.idle.pop_first() {
                 self.tables.queues.remove(&oldest);

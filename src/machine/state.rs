@@ -4,10 +4,13 @@ use serde::{Deserialize, Serialize};
 
 use super::index::Index;
 use super::tables::{Meta, Tables};
-use super::{Grant, QueueKey, SessionKind};
+use super::{Grant, QueueKey, Reply, SessionKind};
 use crate::types::{Fence, Incarnation, NodeId, Prefix, Revision, TicketId};
 
-/// The bounds of a machine (SPEC M3). Part of the replicated state: every node applies alike.
+/// The bounds of a machine (SPEC M3). Part of the replicated state: every node applies alike. A machine
+/// begins with the default ones, which therefore never change; others come by [`Command::SetLimits`].
+///
+/// [`Command::SetLimits`]: super::Command::SetLimits
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Shortest lease granted, in ms.
@@ -58,6 +61,32 @@ impl Default for Limits {
             prefixes_max: 1_000,
             mark_every_ms: 10_000,
         }
+    }
+}
+
+impl Limits {
+    /// Refuses bounds that nothing fits into, and says which.
+    pub fn check(&self) -> Result<(), String> {
+        let at_least_one = [
+            ("tickets_per_queue_max", u64::from(self.tickets_per_queue_max)),
+            ("sessions_max", u64::from(self.sessions_max)),
+            ("dedupe_ids_max", u64::from(self.dedupe_ids_max)),
+            ("dedupe_ms", self.dedupe_ms),
+            ("idempotency_keys_max", u64::from(self.idempotency_keys_max)),
+            ("idempotency_ms", self.idempotency_ms),
+            ("attempts_max", u64::from(self.attempts_max)),
+            ("outbox_unsent_max", u64::from(self.outbox_unsent_max)),
+            ("prefixes_max", u64::from(self.prefixes_max)),
+            ("mark_every_ms", self.mark_every_ms),
+            ("lease_ms_min", self.lease_ms_min),
+        ];
+        if let Some((name, _)) = at_least_one.iter().find(|(_, bound)| *bound == 0) {
+            return Err(format!("the bound {name} is 0; give at least 1"));
+        }
+        if self.lease_ms_min > self.lease_ms_max {
+            return Err("the bound lease_ms_min is above lease_ms_max".to_owned());
+        }
+        Ok(())
     }
 }
 
@@ -234,6 +263,13 @@ impl Machine {
     /// The bounds it keeps.
     pub fn limits(&self) -> &Limits {
         &self.tables.meta.limits
+    }
+
+    pub(super) fn set_limits(&mut self, limits: Limits) -> Reply {
+        self.tables.meta.limits = limits;
+        self.forget_beyond();
+        self.evict_idle();
+        Reply::Done
     }
 }
 

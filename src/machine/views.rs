@@ -119,8 +119,8 @@ impl Machine {
     pub fn dedupe_window_ms(&self) -> u64 {
         let (limits, now_ms) = (&self.tables.meta.limits, self.tables.meta.now_ms);
         let full = self.tables.seen.len() >= u64::from(limits.dedupe_ids_max);
-        let oldest = self.index.seen.first_key_value().filter(|_| full);
-        let oldest = oldest.and_then(|(_, digest)| self.tables.seen.get(digest));
+        let oldest = self.index.seen.first().filter(|_| full);
+        let oldest = oldest.and_then(|digest| self.tables.seen.get(digest));
         oldest.map_or(limits.dedupe_ms, |seen| {
             now_ms.saturating_sub(seen.seen_ms).min(limits.dedupe_ms)
         })

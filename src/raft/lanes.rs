@@ -9,7 +9,7 @@ use crate::machine::{Authority, Command, Op};
 pub(super) fn lane_of(command: &Command, lanes: u16) -> u16 {
     let mut hasher = DefaultHasher::new();
     match command {
-        Command::Noop | Command::RaiseLevel { .. } => {}
+        Command::Noop | Command::RaiseLevel { .. } | Command::SetLimits { .. } => {}
         Command::OpenSession { prefix, replica, .. } => (prefix, replica).hash(&mut hasher),
         Command::RenewSession { session, .. }
         | Command::CloseSession { session }

@@ -3,6 +3,7 @@
 mod attend;
 mod barrier;
 mod bootstrap;
+mod bounds;
 mod campaign;
 mod cluster;
 mod error;

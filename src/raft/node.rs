@@ -99,6 +99,7 @@ impl Node {
     pub async fn open(options: NodeOptions) -> Result<Self, NodeError> {
         check_name("node name", &options.name)
             .map_err(|error| NodeError::Options(error.to_string()))?;
+        options.machine.check().map_err(NodeError::Options)?;
         if let Start::Expect { count, peers } = &options.start {
             bootstrap::check_expected(*count, peers, &options.advertise)
                 .map_err(NodeError::Options)?;
@@ -120,7 +121,7 @@ impl Node {
             link,
             dir: Mutex::new(Some(dir.clone())),
             member: RwLock::new(None),
-            beside: RwLock::new(Memory::empty(options.machine)),
+            beside: RwLock::new(Memory::empty()),
             phase: watch::channel(Phase::Seeking("starting".to_owned())).0,
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
@@ -399,10 +400,8 @@ impl Inner {
             wakeups: self.wakeups.clone(),
         });
         let opening = dir.clone();
-        let state_options = StateOptions {
-            level: self.options.command_level,
-            ..StateOptions::new(self.options.machine)
-        };
+        let state_options =
+            StateOptions { level: self.options.command_level, ..StateOptions::default() };
         let (room, log, state, pristine) = blocking(move || {
             let room = Arc::new(Room::new(opening.root(), limits.disk_low_water));
             let log = LogStore::open(&opening, LogOptions::default())?;

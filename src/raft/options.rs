@@ -137,7 +137,7 @@ pub struct NodeOptions {
     pub timing: Timing,
     /// Its own bounds.
     pub limits: NodeLimits,
-    /// The machine's bounds; those of the group's founder hold.
+    /// The group's bounds, to be given to all nodes alike: those of the node that leads hold.
     pub machine: Limits,
     /// The level of commands the node announces and applies (SPEC M5); less than all makes it behave
     /// like an older program, for tests of groups of mixed versions.

@@ -10,7 +10,7 @@ use openraft::async_runtime::WatchReceiver;
 use super::member::{Leader, Member};
 use super::node::Inner;
 use super::types::{Peer, StoredMembership};
-use super::{bootstrap, levels, membership, room, suspect};
+use super::{bootstrap, bounds, levels, membership, room, suspect};
 use crate::group::Unavailable;
 use crate::machine::Command;
 use crate::types::NodeId;
@@ -32,6 +32,7 @@ pub(crate) fn spawn(inner: &Arc<Inner>, member: &Arc<Member>) {
         Box::pin(catch_up(member.clone())),
         Box::pin(membership::tend(member.clone())),
         Box::pin(levels::tend(member.clone())),
+        Box::pin(bounds::tend(member.clone(), inner.options.machine)),
         Box::pin(suspect::watch(member.clone())),
         Box::pin(beat_at_once(member.clone())),
         Box::pin(room::watch(member.clone())),

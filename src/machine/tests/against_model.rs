@@ -233,7 +233,11 @@ fn commands(model: &Model) -> BoxedStrategy<Command> {
         fingerprint: [print; 16],
         command: Box::new(command),
     });
-    prop_oneof![9 => plain(), 1 => keyed].boxed()
+    // Smaller bounds, and the first ones again.
+    let bounds = (1..=6_u32, 1..=2_u32).prop_map(|(dedupe_ids_max, idle_keys_max)| {
+        Command::SetLimits { limits: Limits { dedupe_ids_max, idle_keys_max, ..limits() } }
+    });
+    prop_oneof![27 => plain(), 3 => keyed, 1 => bounds].boxed()
 }
 
 struct Reference;

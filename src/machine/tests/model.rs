@@ -201,6 +201,11 @@ impl Model {
             Command::ForProcess { process, command } => self.for_process(*process, command),
             Command::DeclareDead { process } => self.declare_dead(*process),
             Command::RaiseLevel { .. } => Reply::Done,
+            Command::SetLimits { limits } => {
+                self.limits = *limits;
+                self.let_go();
+                Reply::Done
+            }
             Command::Rekey { from, to, keep_new, .. } => self.rekey(from, to, *keep_new),
         }
     }
@@ -430,8 +435,15 @@ impl Model {
             self.idle += 1;
             last.2 = self.idle;
         }
+        self.let_go();
+    }
+
+    /// Forgets what is beyond the bounds.
+    fn let_go(&mut self) {
+        let over = self.seen.len().saturating_sub(self.limits.dedupe_ids_max as usize);
+        self.seen.drain(..over);
         let idle = |last: &&(QueueKey, Incarnation, u64)| last.2 > 0;
-        if self.last.iter().filter(idle).count() > self.limits.idle_keys_max as usize {
+        while self.last.iter().filter(idle).count() > self.limits.idle_keys_max as usize {
             let oldest = self.last.iter().filter(idle).map(|last| last.2).min().unwrap();
             self.last.retain(|last| last.2 != oldest);
             let known = |queue: &QueueKey| self.last.iter().any(|last| last.0 == *queue);
@@ -535,9 +547,7 @@ impl Model {
             return Admission::Full(Limit::TicketsPerQueue);
         }
         self.seen.push((message.id.clone(), message.body.clone(), self.now_ms));
-        if self.seen.len() > self.limits.dedupe_ids_max as usize {
-            self.seen.remove(0);
-        }
+        self.let_go();
         let ticket = self.join(&queue, owner);
         let place = self.place_mut(ticket);
         place.message = Some((message.clone(), 0));

@@ -52,7 +52,7 @@ use super::types::{
 };
 use super::{ApplyHook, StateMark};
 use crate::codec::{self, Kind};
-use crate::machine::{Batch, Effect, Frozen, LEVEL, Limits, Machine};
+use crate::machine::{Batch, Effect, Frozen, LEVEL, Machine};
 use disk::{CutAt, Disk};
 use saver::{Ask, Saver, Scrubs};
 
@@ -62,8 +62,6 @@ const MARKS_MAX: usize = 8;
 /// Settings of a state store.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StateOptions {
-    /// The bounds of a machine that does not exist yet.
-    pub(crate) limits: Limits,
     /// Time between two cuts.
     pub(crate) cut_every: Duration,
     /// Bytes of log between two cuts, where that comes first.
@@ -76,11 +74,9 @@ pub(crate) struct StateOptions {
     pub(crate) level: u32,
 }
 
-impl StateOptions {
-    /// The usual ones.
-    pub(crate) fn new(limits: Limits) -> Self {
+impl Default for StateOptions {
+    fn default() -> Self {
         Self {
-            limits,
             cut_every: Duration::from_secs(30),
             cut_bytes: 64 << 20,
             scrub_every: Duration::from_secs(60 * 60),
@@ -103,9 +99,9 @@ pub(crate) struct Replica {
 }
 
 impl Replica {
-    fn empty(limits: Limits) -> Self {
+    fn empty() -> Self {
         Self {
-            machine: Machine::new(limits),
+            machine: Machine::default(),
             last_applied: None,
             membership: StoredMembership::default(),
             bytes_since_cut: 0,
@@ -120,8 +116,8 @@ pub(crate) struct Memory(Arc<RwLock<Replica>>);
 
 impl Memory {
     /// The state of a node that belongs to no group.
-    pub(crate) fn empty(limits: Limits) -> Self {
-        Self(Arc::new(RwLock::new(Replica::empty(limits))))
+    pub(crate) fn empty() -> Self {
+        Self(Arc::new(RwLock::new(Replica::empty())))
     }
 
     /// Reads the machine.
@@ -181,7 +177,7 @@ impl StateStore {
         let snapshots = Snapshots::open(root)?;
         let (disk, found) = open_disk(dir, options.cache_bytes)?;
         let flushed = found.as_ref().and_then(|(at, _)| at.last_applied);
-        let replica = newest(root, found, &snapshots, options.limits)?;
+        let replica = newest(root, found, &snapshots)?;
 
         let purged = log.last_purged().map(|purged| purged.index);
         if purged > replica.last_applied.map(|applied| applied.index) {
@@ -419,7 +415,6 @@ fn newest(
     root: &Path,
     cut: Option<(CutAt, Machine)>,
     snapshots: &Snapshots,
-    limits: Limits,
 ) -> Result<Replica, OpenError> {
     let cut_at = cut.as_ref().and_then(|(at, _)| at.last_applied);
     if let Some(snapshot) = snapshots.current()
@@ -449,7 +444,7 @@ fn newest(
             bytes_since_cut: 0,
             detached: false,
         },
-        None => Replica::empty(limits),
+        None => Replica::empty(),
     })
 }
 

@@ -44,10 +44,7 @@ fn try_open(root: &Path) -> Result<(LogStore, StateStore, Arc<Heard>), OpenError
     let log = LogStore::open(&dir, LogOptions::default())?;
     let heard = Arc::new(Heard::default());
     // No cut comes by itself: the tests say when.
-    let options = StateOptions {
-        cut_every: Duration::from_secs(3600),
-        ..StateOptions::new(Limits::default())
-    };
+    let options = StateOptions { cut_every: Duration::from_secs(3600), ..StateOptions::default() };
     let state = StateStore::open(&dir, &log, options, heard.clone())?;
     Ok((log, state, heard))
 }
@@ -201,7 +198,7 @@ async fn a_large_cut_that_is_cut_off_is_all_or_nothing() {
         let Ok(opened) = opened else { continue };
         let (at, found) = match opened.state {
             Some((at, machine)) => (at.last_applied, machine.freeze().hash()),
-            None => (None, Machine::new(Limits::default()).freeze().hash()),
+            None => (None, Machine::default().freeze().hash()),
         };
         assert_eq!(Some(&found), hashes.get(&at), "copy {copy} at {at:?}");
         seen.insert(at);
@@ -361,7 +358,7 @@ async fn m4_a_damaged_state_is_set_aside_and_made_again_from_the_log() {
     let (_log, state, _) = open(dir.path());
     // Wherever the flip hit, the state is whole: the cut's, or none yet.
     match state.last_applied() {
-        None => assert_eq!(hash(&state), Machine::new(Limits::default()).freeze().hash()),
+        None => assert_eq!(hash(&state), Machine::default().freeze().hash()),
         Some(_) => assert_eq!(value(&state, "row-00250"), Some(vec![1; 40])),
     }
 }
@@ -370,11 +367,8 @@ async fn m4_a_damaged_state_is_set_aside_and_made_again_from_the_log() {
 fn open_at(root: &Path, level: u32) -> Result<(LogStore, StateStore), OpenError> {
     let dir = stamped(root);
     let log = LogStore::open(&dir, LogOptions::default())?;
-    let options = StateOptions {
-        cut_every: Duration::from_secs(3600),
-        level,
-        ..StateOptions::new(Limits::default())
-    };
+    let options =
+        StateOptions { cut_every: Duration::from_secs(3600), level, ..StateOptions::default() };
     let state = StateStore::open(&dir, &log, options, Arc::new(Heard::default()))?;
     Ok((log, state))
 }
@@ -500,7 +494,7 @@ async fn n4_marks_have_equal_hashes_on_equal_states() {
 #[test]
 fn case_o6_a_record_that_changed_on_the_disk_is_found_and_written_anew() {
     let root = tempfile::tempdir().unwrap();
-    let mut machine = Machine::new(Limits::default());
+    let mut machine = Machine::default();
     let mut effects = Vec::new();
     for index in 1..40 {
         let ops = vec![put(&format!("key-{index}"), vec![7; 100])];
