@@ -78,6 +78,8 @@ pub enum Kind {
     MarkerWithTail = 17,
     /// Changes of the machine's records that are not in their places yet.
     StateBlock = 18,
+    /// A large cut that counts, though its records are in blocks still.
+    StateCutPacked = 19,
     /// A proposal: the commands of one log entry.
     Batch = 32,
     /// A question to another node.

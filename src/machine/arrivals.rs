@@ -9,6 +9,10 @@ use std::collections::VecDeque;
 
 use super::digest::Digest;
 
+/// Empty places that are believed of a state that is read. They come of ids that were forgotten by
+/// time, came anew before they were swept, and wait for the front to be swept past them.
+const GAPS_MAX: u64 = 1 << 20;
+
 /// See the module.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Arrivals {
@@ -19,15 +23,25 @@ pub(super) struct Arrivals {
 }
 
 impl Arrivals {
-    /// Ids with their numbers, in any order.
-    pub(super) fn of(ids: impl Iterator<Item = (u64, Digest)>) -> Self {
+    /// Ids with their numbers, in any order, where those can be right: given once each, up to `last`,
+    /// and not so far apart that the places between them would take memory nobody has used.
+    pub(super) fn of(ids: impl Iterator<Item = (u64, Digest)>, last: u64) -> Option<Self> {
         let mut ids: Vec<(u64, Digest)> = ids.collect();
         ids.sort_unstable_by_key(|(number, _)| *number);
+        if let (Some((first, _)), Some((newest, _))) = (ids.first(), ids.last()) {
+            let places_max = 2 * ids.len() as u64 + GAPS_MAX;
+            if *first == 0 || *newest > last || newest - first > places_max {
+                return None;
+            }
+        }
+        if ids.windows(2).any(|pair| pair[0].0 == pair[1].0) {
+            return None;
+        }
         let mut arrivals = Self::default();
         for (number, id) in ids {
             arrivals.push(number, id);
         }
-        arrivals
+        Some(arrivals)
     }
 
     /// The next id; its number is greater than all before.
@@ -136,8 +150,22 @@ mod tests {
                 prop_assert_eq!(arrivals.first(), map.first_key_value().map(|(_, id)| id));
                 let all: Vec<u64> = arrivals.oldest(usize::MAX).collect();
                 prop_assert_eq!(all, map.keys().copied().collect::<Vec<_>>());
-                prop_assert_eq!(&arrivals, &Arrivals::of(map.clone().into_iter()));
+                let again = Arrivals::of(map.clone().into_iter(), last);
+                prop_assert_eq!(Some(&arrivals), again.as_ref());
             }
         }
+    }
+
+    #[test]
+    fn m4_numbers_that_cannot_be_are_refused() {
+        let of = |numbers: &[u64], last| {
+            Arrivals::of(numbers.iter().map(|number| (*number, [0; 16])), last)
+        };
+        assert!(of(&[1, 3, 9], 9).is_some());
+        assert!(of(&[], 0).is_some());
+        assert!(of(&[0, 1], 9).is_none(), "numbers begin with 1");
+        assert!(of(&[1, 10], 9).is_none(), "that one was not given yet");
+        assert!(of(&[4, 4], 9).is_none(), "given twice");
+        assert!(of(&[1, 1 << 40], 1 << 41).is_none(), "too far apart");
     }
 }

@@ -339,7 +339,7 @@ impl<'a> Draft<'a> {
     fn is_duplicate(&self, digest: &Digest) -> bool {
         let known = self.machine.tables.seen.len() + self.posted.len() as u64;
         let over = known.saturating_sub(u64::from(self.machine.tables.meta.limits.dedupe_ids_max));
-        let over = usize::try_from(over).unwrap_or(usize::MAX);
+        let over = usize::try_from(over).unwrap_or(usize::MAX).min(self.posted.len());
         let pushed_out = |order: u64| self.machine.index.seen.oldest(over).any(|o| o == order);
         let seen = self.machine.seen(digest);
         self.posted.contains(digest) || seen.is_some_and(|seen| !pushed_out(seen.order))

@@ -86,7 +86,11 @@ impl Index {
                 index.row_ends.insert((expires, key.clone()));
             }
         }
-        index.seen = Arrivals::of(tables.seen.iter().map(|(id, seen)| (seen.order, *id)));
+        let seen = tables.seen.iter().map(|(id, seen)| (seen.order, *id));
+        match Arrivals::of(seen, tables.meta.seen) {
+            Some(arrivals) => index.seen = arrivals,
+            None => return corrupt("message ids are numbered as none can be"),
+        }
         for (key, task) in tables.tasks.iter() {
             index.due.insert((key.prefix, task.due_ms, key.clone()));
             match task.claimed_by.map(|session| index.holdings.get_mut(&session)) {

@@ -139,14 +139,14 @@ impl Machine {
             self.index.seen.remove(old.order);
         }
         self.index.seen.push(order, digest);
-        self.forget_beyond();
-    }
-
-    /// Forgets the oldest ids beyond the bound.
-    pub(super) fn forget_beyond(&mut self) {
-        while self.tables.seen.len() > u64::from(self.tables.meta.limits.dedupe_ids_max) {
+        // One comes, one goes. Where the bound became smaller, the rest goes by and by.
+        if self.seen_too_many() {
             self.forget_oldest();
         }
+    }
+
+    fn seen_too_many(&self) -> bool {
+        self.tables.seen.len() > u64::from(self.tables.meta.limits.dedupe_ids_max)
     }
 
     fn forget_oldest(&mut self) {
@@ -161,7 +161,7 @@ impl Machine {
             let Some(seen) = oldest.and_then(|digest| self.tables.seen.get(digest)) else {
                 return;
             };
-            if !self.is_forgotten(seen.seen_ms) {
+            if !self.is_forgotten(seen.seen_ms) && !self.seen_too_many() {
                 return;
             }
             self.forget_oldest();

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use super::Role;
 use super::member::Member;
+use crate::group::ExecuteError;
 use crate::machine::{Command, Limits};
 
 /// How often it is looked whether they are agreed.
@@ -23,16 +24,20 @@ const LOOKS: u32 = 40;
 /// While this node leads: has the group agree on these bounds.
 pub(crate) async fn tend(member: Arc<Member>, told: Limits) {
     let (mut differed, mut said) = (0_u32, false);
+    let command = Command::SetLimits { limits: told };
     loop {
         let held = member.state.read(|machine| *machine.limits());
         if held == told {
             (differed, said) = (0, false);
         } else if member.role() == Role::Leader {
-            agree(&member, told).await;
-        } else {
+            if let Err(error) = agree(&member, &command).await
+                && !std::mem::replace(&mut said, true)
+            {
+                tracing::warn!(%error, "the bounds this node was started with do not hold yet");
+            }
+        } else if member.command_level() >= command.level() {
             differed = differed.saturating_add(1);
-            if differed >= LOOKS && !said {
-                said = true;
+            if differed >= LOOKS && !std::mem::replace(&mut said, true) {
                 tracing::warn!(
                     "the group's bounds are not those this node was started with; start all nodes \
                      with the same dedupe_window and dedupe_ids (bounds of the library: \
@@ -44,16 +49,15 @@ pub(crate) async fn tend(member: Arc<Member>, told: Limits) {
     }
 }
 
-async fn agree(member: &Member, limits: Limits) {
-    let command = Command::SetLimits { limits };
+async fn agree(member: &Member, command: &Command) -> Result<(), ExecuteError> {
     let deadline = member.clock.now() + AGREE_WITHIN;
     // A voter with an older program holds them back, and is named there.
-    if let Err(error) = member.is_understood(&command, deadline).await {
-        tracing::debug!(%error, "the group's bounds are not agreed yet");
-        return;
+    member.is_understood(command, deadline).await.map_err(ExecuteError::NotExecuted)?;
+    // Another may lead by now, and have been told others.
+    if member.role() == Role::Leader {
+        let hindrance = || member.hindrance();
+        member.proposals.execute(command.clone(), None, deadline, hindrance).await?;
+        tracing::info!(bounds = ?command, "the group keeps these bounds from now on");
     }
-    match member.proposals.execute(command, None, deadline, || member.hindrance()).await {
-        Ok(_) => tracing::info!(?limits, "the group keeps these bounds from now on"),
-        Err(error) => tracing::debug!(%error, "the group's bounds are not agreed yet"),
-    }
+    Ok(())
 }

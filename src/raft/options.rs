@@ -137,7 +137,9 @@ pub struct NodeOptions {
     pub timing: Timing,
     /// Its own bounds.
     pub limits: NodeLimits,
-    /// The group's bounds, to be given to all nodes alike: those of the node that leads hold.
+    /// The group's bounds, to be given to all nodes alike: those of the node that leads hold. They
+    /// are agreed by the log; a group that was founded by a program which knew no `SetLimits`, with
+    /// others than the default, is to build a snapshot before a node joins it.
     pub machine: Limits,
     /// The level of commands the node announces and applies (SPEC M5); less than all makes it behave
     /// like an older program, for tests of groups of mixed versions.

@@ -77,7 +77,7 @@ async fn m3_bounds_that_nothing_fits_into_are_refused_by_name() {
     };
     for (machine, name) in [
         (none(|limits| limits.attempts_max = 0), "attempts_max"),
-        (none(|limits| limits.dedupe_ids_max = 0), "dedupe_ids_max"),
+        (none(|limits| limits.sessions_max = 0), "sessions_max"),
         (none(|limits| limits.lease_ms_min = limits.lease_ms_max + 1), "lease_ms_min"),
     ] {
         let start = Start::Bootstrap;

@@ -119,6 +119,7 @@ impl Model {
         let now_ms = self.now_ms;
         self.rows.retain(|row| row.expires_ms.is_none_or(|end| end > now_ms));
         self.seen.retain(|seen| seen.2 + self.limits.dedupe_ms > now_ms);
+        self.forget_beyond();
         self.keyed.retain(|keyed| keyed.3 > now_ms);
         self.reply = self.run(command);
     }
@@ -438,10 +439,14 @@ impl Model {
         self.let_go();
     }
 
-    /// Forgets what is beyond the bounds.
-    fn let_go(&mut self) {
+    /// Forgets the oldest message ids beyond the bound.
+    fn forget_beyond(&mut self) {
         let over = self.seen.len().saturating_sub(self.limits.dedupe_ids_max as usize);
         self.seen.drain(..over);
+    }
+
+    /// Forgets the queues that have been idle longest, beyond the bound.
+    fn let_go(&mut self) {
         let idle = |last: &&(QueueKey, Incarnation, u64)| last.2 > 0;
         while self.last.iter().filter(idle).count() > self.limits.idle_keys_max as usize {
             let oldest = self.last.iter().filter(idle).map(|last| last.2).min().unwrap();
@@ -547,7 +552,7 @@ impl Model {
             return Admission::Full(Limit::TicketsPerQueue);
         }
         self.seen.push((message.id.clone(), message.body.clone(), self.now_ms));
-        self.let_go();
+        self.forget_beyond();
         let ticket = self.join(&queue, owner);
         let place = self.place_mut(ticket);
         place.message = Some((message.clone(), 0));

@@ -53,10 +53,16 @@ impl Batching {
         self.bytes += KEY_BYTES;
         self.batch.remove(key);
         self.removals += 1;
-        if self.removals >= REMOVALS_MAX {
+        if self.removals >= REMOVALS_MAX || self.bytes >= BYTES_MAX {
             return self.apply();
         }
         Ok(())
+    }
+
+    /// Removes a key with a value that counts: what it leaves is written anew with its neighbours.
+    pub(super) fn remove_large(&mut self, key: Vec<u8>, len: usize) -> Result<(), Failed> {
+        self.bytes += len;
+        self.remove(key)
     }
 
     pub(super) fn apply(&mut self) -> Result<(), Failed> {

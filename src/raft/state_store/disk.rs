@@ -22,11 +22,12 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::{Deserialize, Serialize};
 
 use super::batching::{BYTES_MAX, Batching, INSERTS_MAX, REMOVALS_MAX};
-use super::staged::{BLOCKS, Packing, SINGLES, staged};
+use super::staged::{BLOCKS, Form, Packing, SINGLES, staged};
 use crate::codec::{self, Kind};
 use crate::machine::{self, LoadError, Machine};
 use crate::raft::files::OpenError;
@@ -38,10 +39,10 @@ use crate::raft::types::{LogId, StoredMembership};
 const PART_BYTES: usize = 24 << 10;
 
 const CUT: &[u8] = b"mcut";
-/// What is staged counts. Programs that staged each record by itself had another name for it, so
-/// that they pass over what is staged in blocks.
-const COMMITTED: &[u8] = b"mpacked";
-const COMMITTED_SINGLE: &[u8] = b"mcommitted";
+/// What is staged counts: in blocks ([`Kind::StateCutPacked`]), or each record by itself, as earlier
+/// programs staged it ([`Kind::StateCut`]). One name for both, so that only one form ever counts, and
+/// an earlier program that finds blocks here takes nothing for whole that is not.
+const COMMITTED: &[u8] = b"mcommitted";
 
 /// Up to where the records are, and how the group looked there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,6 +55,13 @@ pub(crate) struct CutAt {
 struct StoredCut {
     generation: u32,
     at: CutAt,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct PackedCut {
+    cut: StoredCut,
+    /// How many it takes.
+    blocks: u32,
 }
 
 /// A record's key and value; `None` removes it.
@@ -117,13 +125,12 @@ impl Disk {
     fn recover(mut self) -> Result<Opened, Fault> {
         let cut: Option<StoredCut> = self.meta(CUT)?;
         self.generation = cut.as_ref().map_or(0, |cut| cut.generation);
-        let committed: Option<StoredCut> = match self.meta(COMMITTED)? {
-            None => self.meta(COMMITTED_SINGLE)?,
-            packed => packed,
-        };
-        let cut = match committed {
-            Some(committed) => {
-                self.move_staged(&committed)?;
+        let cut = match self.committed()? {
+            Some((committed, form)) => {
+                if committed.generation != self.generation {
+                    return Err(Fault::Damaged("a committed cut is of other records".to_owned()));
+                }
+                self.move_staged(&committed, form)?;
                 Some(committed)
             }
             None => cut,
@@ -157,22 +164,35 @@ impl Disk {
     }
 
     /// Reads all records; their hash is that of the state they are of. An error says what is damaged.
-    pub(crate) fn hash(&self) -> Result<u64, Failed> {
+    /// `None` where it was told to stop.
+    pub(crate) fn hash(&self, stop: &AtomicBool) -> Result<Option<u64>, Failed> {
         let own = [&b"d"[..], &self.generation.to_be_bytes()].concat();
         let next = [&b"d"[..], &(self.generation + 1).to_be_bytes()].concat();
         let mut large = HashMap::new();
         let stored = self.db.range(own..next);
         let mut records = Records { stored, large: &mut large, fault: None };
-        let hash = sled(|| Ok(machine::hash_of(&mut records)))?;
+        let going_on = (&mut records).take_while(|_| !stop.load(Ordering::Relaxed));
+        let hash = sled(|| Ok(machine::hash_of(going_on)))?;
         match records.fault {
             Some(fault) => Err(fault),
-            None => Ok(hash),
+            None => Ok((!stop.load(Ordering::Relaxed)).then_some(hash)),
         }
     }
 
     fn meta(&self, name: &[u8]) -> Result<Option<StoredCut>, Failed> {
         let Some(bytes) = sled(|| self.db.get(name))? else { return Ok(None) };
         codec::open(Kind::StateCut, &bytes).map(Some).map_err(|error| error.to_string())
+    }
+
+    /// A cut that counts and is not in its place yet, and how it is staged.
+    fn committed(&self) -> Result<Option<(StoredCut, Form)>, Failed> {
+        let Some(bytes) = sled(|| self.db.get(COMMITTED))? else { return Ok(None) };
+        let packed = codec::open::<PackedCut>(Kind::StateCutPacked, &bytes);
+        let found = match packed {
+            Ok(PackedCut { cut, blocks }) => Ok((cut, Form::Blocks(blocks))),
+            Err(_) => codec::open(Kind::StateCut, &bytes).map(|cut| (cut, Form::Singles)),
+        };
+        found.map(Some).map_err(|error| error.to_string())
     }
 
     /// Brings the records up to a cut. All or none of it survives a crash.
@@ -206,18 +226,20 @@ impl Disk {
             sled(|| self.db.apply_batch(batch))?;
             return self.flush();
         }
-        self.stage(few, changes)?;
-        sled(|| self.db.insert(COMMITTED, codec::seal(Kind::StateCut, &cut)))?;
+        let blocks = self.stage(few, changes)?;
+        let packed = PackedCut { cut, blocks };
+        sled(|| self.db.insert(COMMITTED, codec::seal(Kind::StateCutPacked, &packed)))?;
         self.flush()?;
-        self.move_staged(&cut)?;
+        self.move_staged(&packed.cut, Form::Blocks(blocks))?;
         self.clear_staged()
     }
 
+    /// Answers how many blocks it took.
     fn stage(
         &mut self,
         few: Vec<Change>,
         changes: impl Iterator<Item = Change>,
-    ) -> Result<(), Failed> {
+    ) -> Result<u32, Failed> {
         let mut batch = Batching::new(&self.db, &self.sync);
         let mut packing = Packing::new();
         let mut full = Vec::new();
@@ -235,7 +257,8 @@ impl Disk {
             batch.insert(key, block)?;
         }
         batch.apply()?;
-        self.flush()
+        self.flush()?;
+        Ok(packing.blocks())
     }
 
     /// A large cut that stops before it is moved.
@@ -246,10 +269,11 @@ impl Disk {
         at: CutAt,
         committed: bool,
     ) {
-        self.stage(Vec::new(), changes).unwrap();
+        let blocks = self.stage(Vec::new(), changes).unwrap();
         if committed {
             let cut = StoredCut { generation: self.generation, at };
-            self.db.insert(COMMITTED, codec::seal(Kind::StateCut, &cut)).unwrap();
+            let cut = codec::seal(Kind::StateCutPacked, &PackedCut { cut, blocks });
+            self.db.insert(COMMITTED, cut).unwrap();
         }
         self.flush().unwrap();
     }
@@ -272,9 +296,15 @@ impl Disk {
         }
         if committed {
             let cut = StoredCut { generation: self.generation, at };
-            self.db.insert(COMMITTED_SINGLE, codec::seal(Kind::StateCut, &cut)).unwrap();
+            self.db.insert(COMMITTED, codec::seal(Kind::StateCut, &cut)).unwrap();
         }
         self.flush().unwrap();
+    }
+
+    #[cfg(test)]
+    pub(super) fn lose_block_for_test(&self, number: u32) {
+        let key = [BLOCKS[0], &number.to_be_bytes()].concat();
+        assert!(self.db.remove(key).unwrap().is_some());
     }
 
     /// What a disk may do to a stored part that holds these bytes.
@@ -292,9 +322,9 @@ impl Disk {
     }
 
     /// Moves what is staged and states the cut. Done twice, it is the same.
-    fn move_staged(&mut self, cut: &StoredCut) -> Result<(), Failed> {
+    fn move_staged(&mut self, cut: &StoredCut, form: Form) -> Result<(), Failed> {
         let mut batch = Batching::new(&self.db, &self.sync);
-        for change in staged(&self.db) {
+        for change in staged(&self.db, form) {
             let (suffix, value) = change?;
             let key = self.data_key(cut.generation, &suffix);
             match value {
@@ -308,7 +338,6 @@ impl Disk {
         let mut done = sled::Batch::default();
         done.insert(CUT, codec::seal(Kind::StateCut, cut));
         done.remove(COMMITTED);
-        done.remove(COMMITTED_SINGLE);
         sled(|| self.db.apply_batch(done))?;
         self.flush()
     }
@@ -390,9 +419,9 @@ impl Disk {
     /// Removes a range, in small batches.
     fn clear(&mut self, from: &[u8], to: &[u8]) -> Result<(), Failed> {
         let mut batch = Batching::new(&self.db, &self.sync);
-        for key in self.db.range(from..to).keys() {
-            let key = sled(|| key)?;
-            batch.remove(key.to_vec())?;
+        for stored in self.db.range(from..to) {
+            let (key, value) = sled(|| stored)?;
+            batch.remove_large(key.to_vec(), value.len())?;
         }
         batch.apply()
     }
@@ -502,6 +531,9 @@ mod tests {
         let at = CutAt { last_applied: last, membership: StoredMembership::new(last, members) };
         let cut = codec::seal(Kind::StateCut, &StoredCut { generation: 3, at });
         assert_eq!(hex(&cut), "626d010baff6b45803010205010205010201020201000000000200000000");
+        let cut = codec::open(Kind::StateCut, &cut).unwrap();
+        let packed = codec::seal(Kind::StateCutPacked, &PackedCut { cut, blocks: 7 });
+        assert_eq!(hex(&packed[8..]), "0301020501020501020102020100000000020000000007");
     }
 
     proptest! {

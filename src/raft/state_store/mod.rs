@@ -273,6 +273,7 @@ impl StateStore {
     /// Makes a last cut and closes.
     pub(crate) async fn close(&self) {
         let (done, closed) = oneshot::channel();
+        self.shared.scrubs.stop.store(true, Ordering::Relaxed);
         self.ask(Ask::Close(done));
         let _ = closed.await;
         self.shared.asks.lock().take();
@@ -343,7 +344,7 @@ impl StateStore {
     /// How often the records on disk were read again, and how often they were not what had been
     /// written.
     pub(crate) fn scrubbed(&self) -> (u64, u64) {
-        let Scrubs { done, faults } = &*self.shared.scrubs;
+        let Scrubs { done, faults, .. } = &*self.shared.scrubs;
         (done.load(Ordering::Relaxed), faults.load(Ordering::Relaxed))
     }
 

@@ -13,7 +13,7 @@
 //! authority.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -46,6 +46,8 @@ pub(crate) struct Scrubs {
     pub(crate) done: AtomicU64,
     /// How often they were not what had been written.
     pub(crate) faults: AtomicU64,
+    /// The store is being closed: one that is under way is given up.
+    pub(super) stop: AtomicBool,
 }
 
 pub(super) struct Saver {
@@ -123,37 +125,55 @@ impl Saver {
         frozen.map(|frozen| (at, frozen))
     }
 
-    /// Works on the disk, behind everything else unless in a hurry. A thread of its own, because who has
-    /// stepped back may not step forward again without privileges.
+    /// Works on the disk, behind everything else unless somebody waits for it. A thread of its own,
+    /// because who has stepped back may not step forward again without privileges.
     fn writing<T: Send>(&mut self, hurry: bool, work: impl FnOnce(&mut Disk) -> T + Send) -> T {
-        let disk = &mut self.disk;
-        std::thread::scope(|scope| {
-            let work = move || {
-                if !hurry && let Err(error) = nice(BACKGROUND) {
+        if hurry {
+            return work(&mut self.disk);
+        }
+        // Where no thread can be had, it stays here to be done.
+        let work = Mutex::new(Some(work));
+        let disk = Mutex::new(&mut self.disk);
+        let run = || work.lock().take().map(|work| work(&mut disk.lock()));
+        let written = std::thread::scope(|scope| {
+            let builder = std::thread::Builder::new().name("botmesh-save".to_owned());
+            let behind = || {
+                if let Err(error) = nice(BACKGROUND) {
                     tracing::debug!(%error, "the state is written at the usual priority");
                 }
-                work(disk)
+                run()
             };
-            let builder = std::thread::Builder::new().name("botmesh-save".to_owned());
-            let written = builder.spawn_scoped(scope, work).map(|thread| thread.join());
-            match written {
+            match builder.spawn_scoped(scope, behind).map(|thread| thread.join()) {
                 Ok(Ok(written)) => written,
                 Ok(Err(panic)) => std::panic::resume_unwind(panic),
-                Err(error) => fatal("the thread that writes the state cannot be started", &error),
+                Err(error) => {
+                    tracing::warn!(%error, "no thread to write the state behind everything else");
+                    run()
+                }
             }
-        })
+        });
+        written.expect("it is taken by the thread, or where there is none, here")
     }
 
     /// Reads all records again; what is not as it was written is written anew.
     pub(super) fn scrub(&mut self) {
         let Some((at, frozen)) = self.cut(true, false) else { return };
-        let found = self.writing(false, |disk| disk.hash());
-        self.scrubs.done.fetch_add(1, Ordering::Relaxed);
-        let why = match found {
-            Ok(hash) if hash == frozen.hash() => return,
+        let closing = self.scrubs.clone();
+        let compared = self.writing(false, |disk| {
+            let found = disk.hash(&closing.stop)?;
+            Ok(found.map(|hash| hash == frozen.hash()))
+        });
+        let why = match compared {
+            // Nobody waits for the end of a scrub.
+            Ok(None) => return,
+            Ok(Some(true)) => {
+                self.scrubs.done.fetch_add(1, Ordering::Relaxed);
+                return;
+            }
             Ok(_) => "records are missing, or older than what was written".to_owned(),
             Err(why) => why,
         };
+        self.scrubs.done.fetch_add(1, Ordering::Relaxed);
         self.scrubs.faults.fetch_add(1, Ordering::Relaxed);
         tracing::error!(
             why,

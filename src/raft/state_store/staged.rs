@@ -24,6 +24,15 @@ pub(super) const BLOCKS: [&[u8]; 2] = [b"p", b"q"];
 /// The same of what earlier programs staged.
 pub(super) const SINGLES: [&[u8]; 2] = [b"s", b"t"];
 
+/// How changes are staged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// In so many blocks.
+    Blocks(u32),
+    /// Each under a key of its own.
+    Singles,
+}
+
 /// Packs changes into blocks.
 #[derive(Debug)]
 pub(super) struct Packing {
@@ -54,11 +63,16 @@ impl Packing {
         full
     }
 
+    /// How many blocks were closed.
+    pub(super) fn blocks(&self) -> u32 {
+        self.number
+    }
+
     /// The last block.
     pub(super) fn close(&mut self) -> (Vec<u8>, Vec<u8>) {
         let next = codec::begin(Kind::StateBlock, BLOCK_BYTES);
         let block = codec::finish(std::mem::replace(&mut self.block, next));
-        let key = [BLOCKS[0], &self.number.to_be_bytes()].concat();
+        let key = block_key(self.number);
         (self.number, self.holds) = (self.number + 1, 0);
         (key, block)
     }
@@ -85,17 +99,34 @@ fn one(bytes: &[u8]) -> Option<(Change, &[u8])> {
     Some(((key.to_vec(), value), bytes))
 }
 
-/// Everything staged, in whichever form.
-pub(super) fn staged(db: &::sled::Db) -> impl Iterator<Item = Result<Change, String>> {
+/// Everything staged in this form; what is there in the other one is left from a cut that never
+/// counted.
+pub(super) fn staged(
+    db: &::sled::Db,
+    form: Form,
+) -> Box<dyn Iterator<Item = Result<Change, String>>> {
     let all = |of: [&'static [u8]; 2]| db.range(of[0]..of[1]).map(|stored| sled(|| stored));
-    let packed = all(BLOCKS).flat_map(|block| match block.and_then(|(_, block)| unpack(&block)) {
-        Ok(changes) => changes.into_iter().map(Ok).collect(),
-        Err(why) => vec![Err(why)],
-    });
-    let single = |(key, value): (::sled::IVec, ::sled::IVec)| {
-        (key[1..].to_vec(), (!value.is_empty()).then(|| value.to_vec()))
-    };
-    packed.chain(all(SINGLES).map(move |stored| stored.map(single)))
+    match form {
+        Form::Singles => Box::new(all(SINGLES).map(|stored| {
+            let (key, value) = stored?;
+            Ok((key[1..].to_vec(), (!value.is_empty()).then(|| value.to_vec())))
+        })),
+        Form::Blocks(count) => {
+            let db = db.clone();
+            let blocks = (0..count).map(move |number| {
+                let block = sled(|| db.get(block_key(number)))?;
+                unpack(&block.ok_or_else(|| format!("block {number} of a cut is missing"))?)
+            });
+            Box::new(blocks.flat_map(|block| match block {
+                Ok(changes) => changes.into_iter().map(Ok).collect(),
+                Err(why) => vec![Err(why)],
+            }))
+        }
+    }
+}
+
+fn block_key(number: u32) -> Vec<u8> {
+    [BLOCKS[0], &number.to_be_bytes()].concat()
 }
 
 #[cfg(test)]
