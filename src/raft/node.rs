@@ -406,7 +406,7 @@ impl Inner {
             let room = Arc::new(Room::new(opening.root(), limits.disk_low_water));
             let log = LogStore::open(&opening, LogOptions::default())?;
             let pristine = log.is_pristine();
-            let state = StateStore::open(&opening, &log, state_options, hook)?;
+            let state = StateStore::open(&opening, &log, state_options, hook, Some(room.clone()))?;
             Ok((room, log, state, pristine))
         })
         .await?;

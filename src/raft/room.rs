@@ -76,7 +76,7 @@ impl Room {
     }
 
     /// Looks at the disk and says whether the node is short. Blocking, briefly.
-    fn look(&self) -> bool {
+    pub(crate) fn look(&self) -> bool {
         if self.low_water == 0 {
             return false;
         }
@@ -132,6 +132,14 @@ impl Room {
             fs::remove_file(path)?;
         }
         Ok(())
+    }
+
+    /// Returns once there is room, or `or` says that this no longer matters. For what can wait: each
+    /// look is at the disk itself, which others may fill between two of the node's. Blocking.
+    pub(crate) fn wait(&self, or: impl Fn() -> bool) {
+        while !or() && self.look() {
+            std::thread::sleep(LOOK_EVERY);
+        }
     }
 
     /// Whether it takes no entries now.

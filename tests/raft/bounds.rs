@@ -1,7 +1,7 @@
 //! The group's bounds are agreed by the log (SPEC G1, M3).
 
 use botmesh::group::look;
-use botmesh::machine::{Admission, Admit, Command, Limits, Reply};
+use botmesh::machine::{Admission, Admit, Command, Limits, Reply, SessionKind};
 use botmesh::raft::{NodeError, NodeOptions, Start};
 use botmesh::types::Incarnation;
 use tokio::net::TcpListener;
@@ -43,7 +43,16 @@ async fn g1_the_number_of_message_ids_remembered_is_set_for_the_whole_group() {
     let join = Start::Join(vec![first.address.clone()]);
     let second = start(&lab, "n2", join.clone(), few).await;
     until("both keep the bound", || [&first, &second].iter().all(|one| bounds(one) == few)).await;
-    let session = session(&first.node, "r").await;
+    let open = Command::OpenSession {
+        prefix: prefix(),
+        kind: SessionKind::Replica,
+        replica: "r".to_owned(),
+        node: first.id(),
+        lease_ms: 600_000,
+    };
+    let Reply::Session { session, .. } = execute(&first.node, open).await.unwrap() else {
+        panic!("no session");
+    };
     for id in ["1", "2", "3"] {
         assert!(is_fresh(&first, session, id).await, "{id}");
     }

@@ -2,9 +2,11 @@
 
 use std::fs::File;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::disk::{Failed, sled, sync};
 use crate::raft::log_store::SYNC_BYTES_MAX;
+use crate::raft::room::Room;
 
 /// Keys inserted in one batch.
 pub(super) const INSERTS_MAX: usize = 300;
@@ -15,10 +17,33 @@ pub(super) const BYTES_MAX: usize = 256 << 10;
 /// What a key weighs beside its value.
 const KEY_BYTES: usize = 64;
 
+/// What a writer of the state waits for: it is in no hurry, and sled must not meet a full disk (SPEC
+/// M4).
+#[derive(Clone, Debug, Default)]
+pub(super) struct Waits {
+    pub(super) room: Option<Arc<Room>>,
+    /// Set once nothing is waited for any more.
+    pub(super) closing: Arc<AtomicBool>,
+}
+
+impl Waits {
+    fn for_room(&self) {
+        if let Some(room) = &self.room {
+            room.wait(|| self.closing.load(Ordering::Relaxed));
+        }
+    }
+
+    /// Whether there is no room now.
+    pub(super) fn is_short(&self) -> bool {
+        self.room.as_ref().is_some_and(|room| room.look())
+    }
+}
+
 /// Collects changes into batches of bearable size.
 pub(super) struct Batching {
     db: ::sled::Db,
     sync: Arc<File>,
+    waits: Waits,
     batch: ::sled::Batch,
     inserts: usize,
     removals: usize,
@@ -27,10 +52,11 @@ pub(super) struct Batching {
 }
 
 impl Batching {
-    pub(super) fn new(db: &::sled::Db, sync: &Arc<File>) -> Self {
+    pub(super) fn new(db: &::sled::Db, sync: &Arc<File>, waits: &Waits) -> Self {
         Self {
             db: db.clone(),
             sync: sync.clone(),
+            waits: waits.clone(),
             batch: ::sled::Batch::default(),
             inserts: 0,
             removals: 0,
@@ -67,6 +93,7 @@ impl Batching {
 
     pub(super) fn apply(&mut self) -> Result<(), Failed> {
         if self.inserts + self.removals > 0 {
+            self.waits.for_room();
             let batch = std::mem::take(&mut self.batch);
             self.unsynced_bytes += self.bytes;
             (self.inserts, self.removals, self.bytes) = (0, 0, 0);

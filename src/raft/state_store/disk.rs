@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-use super::batching::{BYTES_MAX, Batching, INSERTS_MAX, REMOVALS_MAX};
+use super::batching::{BYTES_MAX, Batching, INSERTS_MAX, REMOVALS_MAX, Waits};
 use super::staged::{BLOCKS, Form, Packing, SINGLES, staged};
 use crate::codec::{self, Kind};
 use crate::machine::{self, LoadError, Machine};
@@ -73,6 +73,7 @@ pub(crate) struct Disk {
     db: sled::Db,
     /// A second handle of sled's file: its flush does not reach the disk's own cache (DESIGN 7).
     sync: Arc<File>,
+    pub(super) waits: Waits,
     generation: u32,
     /// Keys of records that have more than one part, and how many.
     large: HashMap<Vec<u8>, u16>,
@@ -114,7 +115,13 @@ impl Disk {
             Ok(opened) => opened,
             Err(why) => return Ok(Err(why)),
         };
-        let disk = Self { db, sync: Arc::new(sync), generation: 0, large: HashMap::new() };
+        let disk = Self {
+            db,
+            sync: Arc::new(sync),
+            waits: Waits::default(),
+            generation: 0,
+            large: HashMap::new(),
+        };
         match disk.recover() {
             Ok(opened) => Ok(Ok(opened)),
             Err(Fault::Damaged(why)) => Ok(Err(why)),
@@ -240,7 +247,7 @@ impl Disk {
         few: Vec<Change>,
         changes: impl Iterator<Item = Change>,
     ) -> Result<u32, Failed> {
-        let mut batch = Batching::new(&self.db, &self.sync);
+        let mut batch = Batching::new(&self.db, &self.sync, &self.waits);
         let mut packing = Packing::new();
         let mut full = Vec::new();
         for change in few {
@@ -323,7 +330,7 @@ impl Disk {
 
     /// Moves what is staged and states the cut. Done twice, it is the same.
     fn move_staged(&mut self, cut: &StoredCut, form: Form) -> Result<(), Failed> {
-        let mut batch = Batching::new(&self.db, &self.sync);
+        let mut batch = Batching::new(&self.db, &self.sync, &self.waits);
         for change in staged(&self.db, form) {
             let (suffix, value) = change?;
             let key = self.data_key(cut.generation, &suffix);
@@ -354,7 +361,7 @@ impl Disk {
     ) -> Result<(), Failed> {
         let generation = self.generation + 1;
         self.large.clear();
-        let mut batch = Batching::new(&self.db, &self.sync);
+        let mut batch = Batching::new(&self.db, &self.sync, &self.waits);
         for (key, value) in records {
             let mut parts = Vec::new();
             self.split(key, Some(value), &mut |suffix, value| parts.push((suffix, value)));
@@ -418,7 +425,7 @@ impl Disk {
 
     /// Removes a range, in small batches.
     fn clear(&mut self, from: &[u8], to: &[u8]) -> Result<(), Failed> {
-        let mut batch = Batching::new(&self.db, &self.sync);
+        let mut batch = Batching::new(&self.db, &self.sync, &self.waits);
         for stored in self.db.range(from..to) {
             let (key, value) = sled(|| stored)?;
             batch.remove_large(key.to_vec(), value.len())?;

@@ -46,6 +46,7 @@ use tokio::sync::{oneshot, watch};
 use super::files::OpenError;
 use super::identity::DataDir;
 use super::log_store::LogStore;
+use super::room::Room;
 use super::snapshot::{self, Snapshot, Snapshots};
 use super::types::{
     Applied, LogId, Proposal, SnapshotFile, SnapshotMeta, StoredMembership, TypeConfig,
@@ -53,6 +54,7 @@ use super::types::{
 use super::{ApplyHook, StateMark};
 use crate::codec::{self, Kind};
 use crate::machine::{Batch, Effect, Frozen, LEVEL, Machine};
+use batching::Waits;
 use disk::{CutAt, Disk};
 use saver::{Ask, Saver, Scrubs};
 
@@ -157,6 +159,7 @@ struct Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        self.scrubs.stop.store(true, Ordering::Relaxed);
         self.asks.lock().take();
         if let Some(saver) = self.saver.lock().take() {
             // A panic of the saver has ended the process already.
@@ -172,10 +175,11 @@ impl StateStore {
         log: &LogStore,
         options: StateOptions,
         hook: Arc<dyn ApplyHook>,
+        room: Option<Arc<Room>>,
     ) -> Result<Self, OpenError> {
         let root = dir.root();
         let snapshots = Snapshots::open(root)?;
-        let (disk, found) = open_disk(dir, options.cache_bytes)?;
+        let (mut disk, found) = open_disk(dir, options.cache_bytes)?;
         let flushed = found.as_ref().and_then(|(at, _)| at.last_applied);
         let replica = newest(root, found, &snapshots)?;
 
@@ -197,6 +201,7 @@ impl StateStore {
         let flushed = Arc::new(Mutex::new(flushed));
         let (asks, asked) = mpsc::channel();
         let scrubs = Arc::new(Scrubs::default());
+        disk.waits = Waits { room, closing: scrubs.stop.clone() };
         let saver = Saver {
             replica: replica.clone(),
             disk,

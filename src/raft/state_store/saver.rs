@@ -7,6 +7,9 @@
 //! It writes in the background also to the scheduler: a cut of a busy node is a second of work, which
 //! would be taken from the turns. What holds the machine's lock runs as everything else does.
 //!
+//! On a disk that is nearly full it waits, between two batches too: a cut can be done without, and the
+//! room that is left is for the log.
+//!
 //! Nothing reads those records until a restart, so what a disk does to them meanwhile would be found
 //! when they are needed. Hence the *scrub*: now and then they are all read again and compared with
 //! the machine they were written from. What differs is written anew, from memory, which is the
@@ -47,7 +50,7 @@ pub(crate) struct Scrubs {
     /// How often they were not what had been written.
     pub(crate) faults: AtomicU64,
     /// The store is being closed: one that is under way is given up.
-    pub(super) stop: AtomicBool,
+    pub(super) stop: Arc<AtomicBool>,
 }
 
 pub(super) struct Saver {
@@ -97,6 +100,10 @@ impl Saver {
 
     /// Brings the disk up to the machine, at once where somebody waits. To `scrub`, also answers the machine as it is there now.
     fn cut(&mut self, scrub: bool, hurry: bool) -> Option<(CutAt, Frozen)> {
+        if self.disk.waits.is_short() {
+            // What room is left is for the log. A restart replays more of it.
+            return None;
+        }
         let (at, changes, whole, frozen) = {
             let mut replica = self.replica.write();
             let at = CutAt {

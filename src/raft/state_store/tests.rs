@@ -47,7 +47,7 @@ fn try_open(root: &Path) -> Result<(LogStore, StateStore, Arc<Heard>), OpenError
     let heard = Arc::new(Heard::default());
     // No cut comes by itself: the tests say when.
     let options = StateOptions { cut_every: Duration::from_secs(3600), ..StateOptions::default() };
-    let state = StateStore::open(&dir, &log, options, heard.clone())?;
+    let state = StateStore::open(&dir, &log, options, heard.clone(), None)?;
     Ok((log, state, heard))
 }
 
@@ -337,7 +337,7 @@ fn open_at(root: &Path, level: u32) -> Result<(LogStore, StateStore), OpenError>
     let log = LogStore::open(&dir, LogOptions::default())?;
     let options =
         StateOptions { cut_every: Duration::from_secs(3600), level, ..StateOptions::default() };
-    let state = StateStore::open(&dir, &log, options, Arc::new(Heard::default()))?;
+    let state = StateStore::open(&dir, &log, options, Arc::new(Heard::default()), None)?;
     Ok((log, state))
 }
 

@@ -92,3 +92,32 @@ async fn m4_a_cut_that_counts_and_misses_a_block_is_damaged() {
     let why = Disk::open(dir.path(), 1 << 20).unwrap().err().unwrap();
     assert!(why.contains("block 1"), "{why}");
 }
+
+/// What cannot be written is not lost: the log has it, and the next cut brings it once there is room.
+#[tokio::test]
+async fn m4_no_cut_is_begun_on_a_disk_that_is_nearly_full() {
+    let dir = tempfile::tempdir().unwrap();
+    let (log, mut state) = {
+        let dir = stamped(dir.path());
+        let log = LogStore::open(&dir, LogOptions::default()).unwrap();
+        // No disk has as much room.
+        let room = Some(Arc::new(Room::new(dir.root(), 1 << 60)));
+        let heard = Arc::new(Heard::default());
+        let options = StateOptions::default();
+        (log.clone(), StateStore::open(&dir, &log, options, heard, room).unwrap())
+    };
+    apply(&mut state, vec![entry(1, many(0, 2000, 1))]).await;
+    let expected = hash(&state);
+    state.cut().await;
+    assert_eq!(*state.shared.flushed.lock(), None);
+    state.close().await;
+    assert_eq!(*state.shared.flushed.lock(), None);
+    drop((log, state));
+    let (_log, mut state, _) = open(dir.path());
+    assert_eq!(state.last_applied(), None, "the entries come from the log");
+    apply(&mut state, vec![entry(1, many(0, 2000, 1))]).await;
+    state.cut().await;
+    drop((_log, state));
+    let (_log, state, _) = open(dir.path());
+    assert_eq!((hash(&state), state.last_applied()), (expected, Some(test_log_id(1, 1))));
+}
