@@ -168,7 +168,8 @@ async fn m5_a_program_older_than_the_group_is_not_taken_in() {
         let deadline = botmesh::clock::BootInstant::default();
         let refused = futures_util::FutureExt::now_or_never(old.node.barrier(deadline));
         let said = format!("{refused:?}");
-        said.contains("commands of level 2") && said.contains("start a newer version")
+        said.contains(&format!("commands of level {LEVEL}"))
+            && said.contains("start a newer version")
     })
     .await;
     assert_eq!(nodes[0].status().nodes.len(), 3);
