@@ -6,6 +6,7 @@
 mod support;
 
 mod cli {
+    mod bench;
     mod supervise;
 }
 

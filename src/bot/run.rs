@@ -170,7 +170,10 @@ fn told(runtime: &Arc<Runtime>, event: CoordinatorEvent) {
         CoordinatorEvent::ReplicaIdShared { other } => {
             runtime.events.emit(Event::ReplicaIdShared { other });
         }
-        CoordinatorEvent::OutboxAdopted { chat } => runtime.sender.doubt(chat),
+        CoordinatorEvent::OutboxAdopted { chat } => {
+            tracing::debug!(%chat, "an outbox is this replica's now");
+            runtime.sender.doubt(chat);
+        }
         CoordinatorEvent::OutboxReady { chat } => Sender::ready(runtime, chat),
         CoordinatorEvent::DeadLettered { chat, ticket, id } => {
             runtime.events.emit(Event::DeadLetter { key: chat, ticket, id });

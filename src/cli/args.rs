@@ -7,8 +7,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::config::{KEYS, Layers};
 
-use super::bench::Mode;
-use super::bench::failover::Kill;
+use super::bench::args::Measurement;
 use super::failure::{EXIT_CODES, Failure};
 
 /// The command line.
@@ -55,45 +54,6 @@ pub(super) enum Verb {
     YieldLeader(CallArgs),
     /// Show nodes, sessions, leads and turns as one node sees them
     Status(CallArgs),
-}
-
-/// What `bench` measures.
-#[derive(Debug, Subcommand)]
-pub(super) enum Measurement {
-    /// From the death, the freeze or the stop of a replica to the next one acting
-    Failover(FailoverArgs),
-}
-
-/// `bench failover`.
-#[derive(Debug, Args)]
-pub(super) struct FailoverArgs {
-    /// How many times
-    #[arg(long, default_value_t = 60, value_name = "N")]
-    pub(super) runs: usize,
-    /// Whom to strike
-    #[arg(long, value_enum, default_value = "both")]
-    pub(super) kill: Kill,
-    /// How a replica goes, and whether a supervisor tells of it
-    #[arg(long, value_enum, default_value = "supervised")]
-    pub(super) mode: Mode,
-    /// Of how many nodes, 3 or 5
-    #[arg(long, default_value_t = 3, value_name = "N", value_parser = nodes_of_a_bench)]
-    pub(super) nodes: usize,
-    /// Where to write the figures as JSON
-    #[arg(long, value_name = "FILE")]
-    pub(super) json: Option<PathBuf>,
-    /// Where to draw the samples, as SVG
-    #[arg(long, value_name = "FILE")]
-    pub(super) plot: Option<PathBuf>,
-}
-
-/// Groups that survive the death of one, or of two.
-fn nodes_of_a_bench(text: &str) -> Result<usize, String> {
-    match text {
-        "3" => Ok(3),
-        "5" => Ok(5),
-        _ => Err("a group of 3 or of 5 is measured".to_owned()),
-    }
 }
 
 /// `up`.
@@ -156,7 +116,7 @@ pub(super) struct SuperviseArgs {
 
 /// `run`.
 #[derive(Debug, Args)]
-pub(super) struct RunArgs {
+pub(in crate::cli) struct RunArgs {
     /// What people call this node; unique in the group
     #[arg(long)]
     name: Option<String>,
@@ -271,6 +231,7 @@ impl Cli {
         match &self.verb {
             Verb::Up(args) => args.layer(&mut layers),
             Verb::Run(args) => args.layer(&mut layers),
+            Verb::Bench { what: Measurement::Member(args) } => args.run.layer(&mut layers),
             Verb::Bench { .. } => {}
             Verb::Supervise(args) => args.layer(&mut layers),
             Verb::Join(args) => {

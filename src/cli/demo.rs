@@ -99,7 +99,7 @@ pub async fn bot(
     store: impl Store,
     coordination: Coordination,
     reply_url: Option<String>,
-    flows: fn(BotBuilder) -> BotBuilder,
+    flows: impl FnOnce(BotBuilder) -> BotBuilder,
 ) -> Result<Bot, DemoError> {
     let mut webhook = WebhookProvider::new(WEBHOOK);
     if let Some(url) = reply_url {

@@ -14,6 +14,7 @@ pub(super) const EXIT_CODES: &[(u8, &str)] = &[
     (5, "no answer: the node cannot be reached, or the group has no quorum"),
     (6, "refused: wrong secret, wrong group, or the change is not allowed"),
     (7, "the group or the data directory needs a newer version of this program"),
+    (8, "bench: this machine forbids what the measurement needs; the line on stderr names it"),
     (130, "a second Ctrl-C: everything was killed at once"),
 ];
 
@@ -44,6 +45,9 @@ pub(super) enum Failure {
     /// A newer version has to be started.
     #[error("{0}")]
     TooOld(String),
+    /// The machine does not let it be done.
+    #[error("{0}")]
+    Forbidden(String),
     /// The supervised command did not end well; its code, or 128 and the signal's number.
     #[error("the command ended ({how})")]
     Child {
@@ -71,6 +75,7 @@ impl Failure {
             Self::NoAnswer(_) | Self::Leaderless(_) => 5,
             Self::Refused(_) => 6,
             Self::TooOld(_) => 7,
+            Self::Forbidden(_) => 8,
             Self::Killed => 130,
             Self::Child { code, .. } => *code,
         })

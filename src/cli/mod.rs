@@ -24,7 +24,7 @@ use clap::Parser;
 use crate::bot::BotBuilder;
 use crate::config::Settings;
 
-use args::{Cli, FailoverArgs, Measurement, Verb};
+use args::{Cli, Verb};
 use failure::Failure;
 
 pub mod demo;
@@ -75,29 +75,9 @@ fn dispatch(cli: &Cli, flows: Flows) -> Result<(), Failure> {
         Verb::YieldLeader(args) => call(client::yield_leader(&settings, args)),
         Verb::Leave(args) => call(client::leave(&settings, args)),
         Verb::Run(_) | Verb::Join(_) => run::run(&settings, flows),
-        Verb::Bench { what: Measurement::Failover(args) } => measure_failover(args),
+        Verb::Bench { what } => bench::bench(&settings, what),
         Verb::Supervise(args) => supervise::supervise(&settings, &args.command),
     }
-}
-
-/// Measures, prints the table and writes the document.
-fn measure_failover(args: &FailoverArgs) -> Result<(), Failure> {
-    let program = std::env::current_exe()
-        .map_err(|error| Failure::Other(format!("cannot find this program's file: {error}")))?;
-    let FailoverArgs { runs, kill, mode, nodes, .. } = *args;
-    let options = bench::failover::Options { program, runs, kill, mode, nodes };
-    call(async move {
-        let report = bench::failover::run(&options).await?;
-        for (path, text) in [(&args.json, report.json()), (&args.plot, report.svg())] {
-            let Some(path) = path else { continue };
-            std::fs::write(path, text)
-                .map_err(|error| Failure::Other(format!("{}: {error}", path.display())))?;
-        }
-        match report.checks().lost {
-            0 => Ok(report.table()),
-            lost => Err(Failure::Other(format!("{}{lost} replies never came", report.table()))),
-        }
-    })
 }
 
 /// Runs one call and prints what it answers.

@@ -15,7 +15,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::bot::{Bot, BotError, Coordination};
+use crate::bot::{Bot, BotBuilder, BotError, Coordination};
 use crate::config::{Beginning, HostPort, Settings};
 use crate::coordinator::{CoordinatorOptions, Sticky};
 use crate::http;
@@ -27,7 +27,7 @@ use crate::types::{Prefix, ReplicaId};
 
 use super::failure::Failure;
 use super::health::Health;
-use super::{Flows, demo, ports, say, secret};
+use super::{demo, ports, say, secret};
 
 /// The demo bot's prefix in the group.
 const PREFIX: &str = "demo";
@@ -41,7 +41,10 @@ const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
 /// How long leadership and disk may take.
 const NODE_STOP: Duration = Duration::from_secs(5);
 
-pub(super) fn run(settings: &Settings, flows: Flows) -> Result<(), Failure> {
+pub(super) fn run(
+    settings: &Settings,
+    flows: impl FnOnce(BotBuilder) -> BotBuilder,
+) -> Result<(), Failure> {
     supervise::attach().map_err(|error| Failure::Other(error.to_string()))?;
     // The allocator's regions in huge pages make an idle node 100 MiB instead of 43, and the kernel
     // frees a killed process's memory before it closes its sockets: lean is fast to fail over. A
@@ -63,7 +66,10 @@ struct Ports {
     advertise: HostPort,
 }
 
-async fn life(settings: &Settings, flows: Flows) -> Result<(), Failure> {
+async fn life(
+    settings: &Settings,
+    flows: impl FnOnce(BotBuilder) -> BotBuilder,
+) -> Result<(), Failure> {
     let mut signals = Signals::catch()?;
     let name = name(settings)?;
     let ports = bind(settings)?;
@@ -198,7 +204,7 @@ impl Parts {
         settings: &Settings,
         node: Node,
         ports: Ports,
-        flows: Flows,
+        flows: impl FnOnce(BotBuilder) -> BotBuilder,
     ) -> Result<Self, Failure> {
         let stop = Stop::default();
         let (public, _) = local(&ports.public)?;
@@ -320,7 +326,11 @@ fn listen(
     Ok(tokio::spawn(http::listen::serve(listener, app, limits, stop.clone())))
 }
 
-async fn bot(settings: &Settings, node: &Node, flows: Flows) -> Result<Bot, Failure> {
+async fn bot(
+    settings: &Settings,
+    node: &Node,
+    flows: impl FnOnce(BotBuilder) -> BotBuilder,
+) -> Result<Bot, Failure> {
     let prefix = Prefix::new(PREFIX).map_err(|error| Failure::Other(error.to_string()))?;
     let store = GroupStore::new(node.as_group(), prefix);
     let options =

@@ -1,256 +1,307 @@
 //! How long a chat is mute when its replica goes: from the instant to the next holder *acting*.
 //!
 //! Problem: the instant at which a dead replica's chat goes on shows only where somebody outside
-//! sees the bot act. Idea: real processes, and an address that the demo bot POSTs its replies to. A
+//! sees the bot act. Idea: real processes, and an address that the bot POSTs its replies to. A
 //! message is given to one node; its reply comes and is not answered, so that node owns the chat's
-//! outbox and waits. It is killed, or frozen. The sample ends when *another* node POSTs that reply: it
-//! was told of the death, got the outbox, and sent. Under a supervisor the lease is a minute: whatever
-//! takes less was told. At the same instant another message is given to a survivor: when it is taken,
-//! the group commits again (`writes back`).
+//! outbox and waits. It is killed, frozen or cut off. The sample ends when *another* node POSTs that
+//! reply: it was told of the death, or the lease ended, it got the outbox, and sent. Under a supervisor
+//! the lease is a minute: whatever takes less was told. At the same instant another message is given to
+//! a survivor: when it is taken, the group commits again (`writes back`).
 //!
 //! What is measured has the whole way in it: the kernel's burial, the parent's `waitpid`, the report,
 //! its commit (after an election, where the dead one led), the hand-over, the new connection.
 //!
+//! The leader of an exclusive transport has to be seen from outside too: its bots poll the far end, one
+//! at a time, and the sample ends with the first poll by another one. What was put there at the instant
+//! of the blow is answered through it (`transport answers`).
+//!
 //! A replica that is asked to stop leaves nothing to wait for. There, one message after another goes
 //! through it, and through a survivor once it takes none, each when the reply to the last one has
-//! come; the sample is the longest of these round trips.
+//! come; the sample is the longest of these round trips (`gap`).
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::group::{Group, Mode};
+use super::args::FailoverArgs;
+use super::group::{Group, Setup, View};
+use super::load::{Load, Plan};
+use super::mode::{Blow, Mode};
+use super::net::Network;
 use super::phases;
-use super::report::{Checks, Report};
-use super::sink::{Came, Sink};
+use super::report::Report;
+use super::sink::Sink;
 use crate::cli::failure::Failure;
 
 /// A reply that comes later than this is lost: the lease has long ended.
 const LOST_AFTER: Duration = Duration::from_secs(150);
 /// How long what does not depend on a death may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
+/// A node that was cut off does not answer: so long it is waited for.
+const ATTEMPT: Duration = Duration::from_secs(2);
 /// Chats, in turn.
 const CHATS: usize = 10;
+/// Chats of the load.
+const LOAD_CHATS: u32 = 20;
 /// Round trips before and after a stop.
 const AROUND: usize = 20;
-
-/// Whom to strike.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Kill {
-    /// A holder that does not lead the Raft group.
-    Holder,
-    /// A holder that leads it.
-    Leader,
-    /// The two in turn.
-    Both,
-    /// These, and with five nodes a holder and the leader at one instant.
-    All,
-}
-
-/// One way to strike.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Blow {
-    Holder,
-    Leader,
-    Pair,
-}
-
-impl Blow {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Holder => "holder",
-            Self::Leader => "holder that leads",
-            Self::Pair => "holder and leader",
-        }
-    }
-}
-
-impl Kill {
-    fn blow(self, run: usize, nodes: usize) -> Blow {
-        let turns: &[Blow] = match self {
-            Self::Holder => &[Blow::Holder],
-            Self::Leader => &[Blow::Leader],
-            // A majority of three does not survive two.
-            Self::All if nodes >= 5 => &[Blow::Holder, Blow::Leader, Blow::Pair],
-            Self::Both | Self::All => &[Blow::Holder, Blow::Leader],
-        };
-        turns[run % turns.len()]
-    }
-}
-
-/// What to measure.
-#[derive(Clone, Debug)]
-pub(crate) struct Options {
-    /// The `botmesh` binary.
-    pub(crate) program: PathBuf,
-    /// How many times.
-    pub(crate) runs: usize,
-    /// Whom.
-    pub(crate) kill: Kill,
-    /// How.
-    pub(crate) mode: Mode,
-    /// Of how many nodes.
-    pub(crate) nodes: usize,
-}
+/// Whoever acts may be faster than the one who says what it did: so long its line is waited for.
+const LOGGED_WITHIN: Duration = Duration::from_secs(2);
+const LOOK: Duration = Duration::from_millis(10);
+/// Attempts to have a reply on the wire of the node that is to be struck.
+const ATTEMPTS: usize = 10;
 
 /// Samples by figure, in milliseconds.
 type Samples = BTreeMap<String, Vec<f64>>;
 
 /// Measures. Progress goes to stderr.
-pub(crate) async fn run(options: &Options) -> Result<Report, Failure> {
-    let Options { program, runs, kill, mode, nodes } = options;
-    let mut sink = Sink::open().await?;
-    let mut group = Group::start(program, sink.url(), *nodes, *mode).await?;
-    let mut seen = Seen::default();
-    let mut samples = Samples::new();
-    for run in 0..*runs {
-        let blow = kill.blow(run, *nodes);
-        let victims = pick(&group, blow, run).await?;
-        let name = blow.name();
-        if *mode == Mode::Graceful {
-            let longest = stop(&mut group, &mut sink, &mut seen, victims[0], run).await?;
-            add(&mut samples, format!("{name}: longest round trip"), longest);
-        } else {
-            strike(&mut group, &mut sink, &mut seen, &mut samples, (name, &victims, run)).await?;
-        }
-        group.revive(&victims).await?;
+pub(super) async fn run(program: &Path, args: &FailoverArgs) -> Result<Report, Failure> {
+    let FailoverArgs { runs, kill, mode, nodes, load: spread, rate, .. } = *args;
+    let blows = kill.blows(mode, nodes)?;
+    let net = mode.net(args.net)?;
+    let network = Network::open(net, nodes)?;
+    let sink = Sink::open(&network).await?;
+    let lease = args.lease.unwrap_or(mode.lease());
+    let (watched_by, polls) = (mode.watched_by(), blows.contains(&Blow::Transport));
+    let setup = Setup { program, nodes, lease, watched_by, polls, handlers_sleep: None };
+    let group = Group::start(&setup, &sink, network).await?;
+    let doors = group.doors().clone().impatient(ATTEMPT);
+    let load = Load::start(&doors, &sink, Plan { spread, rate, chats: LOAD_CHATS });
+    let view = group.well().await?;
+    let mut bench = Bench { group, sink, view, mode, samples: Samples::new(), said: 0 };
+    for run in 0..runs {
+        bench.once(blows[run % blows.len()], run).await?;
         eprint!("\r{} of {runs}", run + 1);
     }
     eprintln!();
-    let way = format!("{mode:?}").to_lowercase();
-    let command = format!("botmesh bench failover --mode {way} --nodes {nodes} --runs {runs}");
-    let mut report = Report::new(command, *runs);
-    for (name, samples) in samples {
+    let answers = load.stop().await?;
+    bench.sink.drained(PATIENCE).await;
+    let command = format!(
+        "botmesh bench failover --mode {} --kill {} --nodes {nodes} --net {} --load {} --runs {runs}",
+        mode.name(),
+        typed(kill),
+        net.name(),
+        spread.name()
+    );
+    let mut report = Report::new(command, runs);
+    for (name, samples) in bench.samples {
         report.add(name, "ms", samples);
     }
-    seen.drain(&mut sink);
-    report.checked(seen.checks);
-    group.stop().await;
+    report.add("webhook answers the load", "ms", answers);
+    let again = bench.sink.ledger(|ledger| ledger.again());
+    report.add("sent again under its id", "1", vec![again as f64]);
+    report.checked(bench.sink.ledger(|ledger| ledger.checks()));
+    bench.group.stop().await;
     Ok(report)
 }
 
-fn add(samples: &mut Samples, name: String, sample: Duration) {
-    samples.entry(name).or_default().push(sample.as_secs_f64() * 1_000.0);
+/// As it is typed.
+fn typed(value: impl clap::ValueEnum) -> String {
+    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
-/// Whom to strike; the first one holds.
-async fn pick(group: &Group, blow: Blow, run: usize) -> Result<Vec<usize>, Failure> {
-    let leader = group.leader().await?;
-    let others: Vec<usize> = (0..group.len()).filter(|i| *i != leader).collect();
-    let other = others[run % others.len()];
-    Ok(match blow {
-        Blow::Holder => vec![other],
-        Blow::Leader => vec![leader],
-        Blow::Pair => vec![other, leader],
-    })
+/// A measurement at work.
+struct Bench {
+    group: Group,
+    sink: Sink,
+    /// The group as it was before the blow.
+    view: View,
+    mode: Mode,
+    samples: Samples,
+    /// Messages said so far; each has a number of its own.
+    said: usize,
 }
 
-/// What came, over all runs.
-#[derive(Default)]
-struct Seen {
-    checks: Checks,
-    /// Where the last reply of each chat stands: its fence, and its number under that.
-    places: BTreeMap<String, (u64, u64)>,
-    /// Replies that a living node has sent.
-    sent: BTreeMap<String, usize>,
-}
-
-impl Seen {
-    /// A reply of a node that lives.
-    fn take(&mut self, came: &Came) {
-        let times = self.sent.entry(came.id.clone()).or_default();
-        *times += 1;
-        if *times > 1 {
-            self.checks.doubled += 1;
+impl Bench {
+    async fn once(&mut self, blow: Blow, run: usize) -> Result<(), Failure> {
+        let victims = self.pick(blow, run)?;
+        if self.mode == Mode::Graceful {
+            self.stop(blow, &victims, run).await?;
+        } else {
+            self.strike(blow, &victims, run).await?;
         }
-        // A fence goes on where the same replica has the next turn (SPEC N5, B10).
-        let place = (came.fence, came.turn_seq);
-        let last = self.places.insert(came.chat.clone(), place);
-        if *times == 1 && last.is_some_and(|last| place <= last) {
-            self.checks.out_of_order += 1;
-        }
+        let left = if self.is_started_again(blow) { &victims[..1] } else { &victims[..] };
+        self.view = self.group.revive(left, self.mode.blow()).await?;
+        self.sink.revived(&victims);
+        Ok(())
     }
 
-    fn drain(&mut self, sink: &mut Sink) {
-        while let Some(came) = sink.try_next() {
-            self.take(&came);
-        }
-    }
-}
-
-/// One strike that leaves a reply unsent.
-async fn strike(
-    group: &mut Group,
-    sink: &mut Sink,
-    seen: &mut Seen,
-    samples: &mut Samples,
-    (name, victims, run): (&str, &[usize], usize),
-) -> Result<(), Failure> {
-    seen.drain(sink);
-    sink.hold();
-    let (message, chat) = (format!("m{run}"), format!("c{}", run % CHATS));
-    group.post(victims[0], &message, &chat).await?;
-    let held = sink.next(&message, PATIENCE).await.ok_or_else(|| {
-        Failure::Other(format!("the reply to {message} did not come: see {}", group.logs()))
-    })?;
-    let survivors: Vec<usize> = (0..group.len()).filter(|i| !victims.contains(i)).collect();
-    let (died, died_at) = (Instant::now(), SystemTime::now());
-    for &victim in victims {
-        group.strike(victim)?;
-    }
-    let written = async {
-        let taken = group.post_to(&survivors[..1], &format!("w{run}"), "writes").await;
-        taken.map(|()| died.elapsed())
-    };
-    let (next, written) =
-        futures_util::future::join(sink.next(&message, LOST_AFTER), written).await;
-    sink.answer();
-    add(samples, format!("{name}: writes back"), written?);
-    match &next {
-        Some(next) => {
-            // A reply keeps its id, by which a provider tells that it is the same one.
-            seen.checks.doubled += u64::from(held.id != next.id);
-            seen.take(next);
-            add(samples, name.to_owned(), next.at.saturating_duration_since(died));
-        }
-        None => seen.checks.lost += 1,
-    }
-    let logged = group.logged();
-    let of_survivors: Vec<String> = survivors.into_iter().map(|i| logged[i].clone()).collect();
-    for (point, after) in phases::since(died_at, &of_survivors) {
-        add(samples, format!("{name}: {point}"), after);
-    }
-    Ok(())
-}
-
-/// One stop under a stream of messages; the longest round trip.
-async fn stop(
-    group: &mut Group,
-    sink: &mut Sink,
-    seen: &mut Seen,
-    victim: usize,
-    run: usize,
-) -> Result<Duration, Failure> {
-    let chat = format!("c{}", run % CHATS);
-    let nodes = [victim, (victim + 1) % group.len()];
-    let (mut longest, mut left, mut number) = (Duration::ZERO, AROUND, 0);
-    while left > 0 {
-        if number == AROUND {
-            group.strike(victim)?;
-        }
-        let message = format!("s{run}-{number}");
-        let asked = Instant::now();
-        group.post_to(&nodes, &message, &chat).await?;
-        match sink.next(&message, PATIENCE).await {
-            Some(came) => {
-                seen.take(&came);
-                longest = longest.max(came.at.saturating_duration_since(asked));
+    /// Whom to strike; the first one holds.
+    fn pick(&self, blow: Blow, run: usize) -> Result<Vec<usize>, Failure> {
+        let leader = self.view.leader;
+        let others: Vec<usize> = (0..self.group.len()).filter(|node| *node != leader).collect();
+        let other = others[run % others.len()];
+        Ok(match blow {
+            Blow::Holder => vec![other],
+            Blow::Leader => vec![leader],
+            Blow::Pair => vec![other, leader],
+            Blow::Transport => {
+                let polls = self.view.polls;
+                vec![polls.ok_or_else(|| Failure::Other("nobody polls".to_owned()))?]
             }
-            None => seen.checks.lost += 1,
-        }
-        number += 1;
-        // What comes after the end of the process is counted down.
-        left -= usize::from(number > AROUND && group.ended(victim));
+        })
     }
-    Ok(longest)
+
+    /// Whether the group needs one of the struck before it decides anything.
+    fn is_started_again(&self, blow: Blow) -> bool {
+        blow == Blow::Pair && self.group.len() < 5
+    }
+
+    fn name(&self, blow: Blow) -> &'static str {
+        blow.name(self.group.len())
+    }
+
+    fn add(&mut self, name: String, sample: Duration) {
+        self.samples.entry(name).or_default().push(sample.as_secs_f64() * 1_000.0);
+    }
+
+    /// The id of the next message.
+    fn message(&mut self) -> String {
+        self.said += 1;
+        format!("m-{}", self.said)
+    }
+
+    /// A message whose reply is on the wire of this node, unanswered. What another node answers (it has
+    /// the chat's outbox still, or this one's lease just ended) is let through.
+    async fn hold(&mut self, node: usize, chat: &str) -> Result<String, Failure> {
+        for _ in 0..ATTEMPTS {
+            let message = self.message();
+            self.sink.hold(&message);
+            self.group.doors().post(&[node], &message, chat).await?;
+            self.sink.ledger(|ledger| ledger.taken(&message));
+            let reply = self.sink.reply(&message, PATIENCE, |_| true).await;
+            let reply = reply.ok_or_else(|| {
+                let words = self.group.last_words();
+                Failure::Other(format!("the reply to {message} did not come\n{words}"))
+            })?;
+            if reply.node == node {
+                return Ok(message);
+            }
+            self.sink.let_go();
+        }
+        Err(Failure::Other(format!("n{} answers none of its messages itself", node + 1)))
+    }
+
+    /// One blow that leaves a reply unsent.
+    async fn strike(&mut self, blow: Blow, victims: &[usize], run: usize) -> Result<(), Failure> {
+        let name = self.name(blow);
+        let message = self.hold(victims[0], &format!("c{}", run % CHATS)).await?;
+        let writes = self.message();
+        let mut seeing: Vec<usize> =
+            (0..self.group.len()).filter(|node| !victims.contains(node)).collect();
+        let again = self.is_started_again(blow);
+        let (died, died_at) = (Instant::now(), SystemTime::now());
+        self.group.strike(victims, self.mode.blow())?;
+        self.sink.struck(victims, died);
+        let polled = (blow == Blow::Transport).then(|| self.message());
+        if let Some(update) = &polled {
+            self.sink.update(update, "polled");
+            self.sink.ledger(|ledger| ledger.taken(update));
+        }
+        let doors = self.group.doors().clone();
+        let written = async {
+            doors.post(&seeing[..1], &writes, "writes").await?;
+            Ok::<_, Failure>(died.elapsed())
+        };
+        let acted = self.sink.reply(&message, LOST_AFTER, |came| !victims.contains(&came.node));
+        // The one that is started again may act as well: it is another process.
+        let restarted =
+            self.sink.reply(&message, LOST_AFTER, |came| again && came.node == victims[1]);
+        let acted = async {
+            tokio::select! {
+                Some(came) = acted => Some(came),
+                Some(came) = restarted, if again => Some(came),
+                else => None,
+            }
+        };
+        let started =
+            async { if again { self.group.restart_at_once(victims[1]).await } else { Ok(()) } };
+        let (acted, written, started) = futures_util::join!(acted, written, started);
+        started?;
+        self.sink.let_go();
+        self.sink.ledger(|ledger| ledger.taken(&writes));
+        self.add(format!("{name}: writes back"), written?);
+        match acted {
+            Some(came) => {
+                let acted = if polled.is_some() { "chat acted" } else { "acted" };
+                self.add(format!("{name}: {acted}"), came.at.saturating_duration_since(died));
+            }
+            None => self.sink.ledger(|ledger| ledger.lose()),
+        }
+        if let Some(update) = polled {
+            self.polled(name, victims, died, &update).await;
+        }
+        if again {
+            seeing.push(victims[1]);
+        }
+        for (point, after) in self.phases(died_at, &seeing).await {
+            self.add(format!("{name}: {point}"), after);
+        }
+        Ok(())
+    }
+
+    /// The turning points since then, as these nodes have logged them.
+    async fn phases(&self, died_at: SystemTime, seeing: &[usize]) -> Vec<(&'static str, Duration)> {
+        let until = Instant::now() + LOGGED_WITHIN;
+        loop {
+            let points = phases::since(died_at, &self.group.logged(seeing));
+            if phases::are_whole(&points) || Instant::now() >= until {
+                return points;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// When the far end saw another poller, and when what was put there was answered.
+    async fn polled(&mut self, name: &str, victims: &[usize], died: Instant, update: &str) {
+        match self.sink.poll_but(victims, LOST_AFTER).await {
+            Some(at) => self.add(format!("{name}: acted"), at.saturating_duration_since(died)),
+            None => self.sink.ledger(|ledger| ledger.lose()),
+        }
+        // One that does not come stays open, and is lost in the end.
+        let answered = self.sink.reply(update, LOST_AFTER, |_| true).await;
+        if let Some(came) = answered {
+            let after = came.at.saturating_duration_since(died);
+            self.add(format!("{name}: transport answers"), after);
+        }
+    }
+
+    /// One stop under a stream of messages; the longest round trip.
+    async fn stop(&mut self, blow: Blow, victims: &[usize], run: usize) -> Result<(), Failure> {
+        let (name, chat, victim) = (self.name(blow), format!("c{}", run % CHATS), victims[0]);
+        let next = (0..self.group.len()).find(|node| !victims.contains(node)).unwrap_or_default();
+        let mut stopped: Option<Instant> = None;
+        let (mut longest, mut left, mut number) = (Duration::ZERO, AROUND, 0);
+        while left > 0 {
+            if number == AROUND {
+                // Nothing is struck as far as the ledger goes: a stop excuses no repetition.
+                self.sink.struck(&[], Instant::now());
+                stopped = Some(Instant::now());
+                self.group.strike(victims, self.mode.blow())?;
+            }
+            let message = self.message();
+            let asked = Instant::now();
+            self.group.doors().post(&[victim, next], &message, &chat).await?;
+            self.sink.ledger(|ledger| ledger.taken(&message));
+            let Some(came) = self.sink.reply(&message, LOST_AFTER, |_| true).await else { break };
+            longest = longest.max(came.at.saturating_duration_since(asked));
+            number += 1;
+            // What comes after the end of the processes is counted down.
+            let ended = number > AROUND && victims.iter().all(|node| self.group.ended(*node));
+            left -= usize::from(ended);
+        }
+        self.add(format!("{name}: gap"), longest);
+        if blow == Blow::Transport
+            && let Some(stopped) = stopped
+        {
+            match self.sink.poll_but(victims, LOST_AFTER).await {
+                Some(at) => {
+                    let after = at.saturating_duration_since(stopped);
+                    self.add(format!("{name}: acted"), after);
+                }
+                None => self.sink.ledger(|ledger| ledger.lose()),
+            }
+        }
+        Ok(())
+    }
 }

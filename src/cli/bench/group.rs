@@ -1,15 +1,18 @@
 //! Three or five real nodes, under `botmesh supervise` or without, which whoever measures starts again
 //! itself: the supervisor's own pauses would be most of the time.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use rand::Rng;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
+use super::load::Doors;
+use super::mode::Strike;
+use super::net::Network;
+use super::sink::Sink;
 use crate::cli::client::Client;
 use crate::cli::failure::Failure;
 use crate::config::HostPort;
@@ -17,69 +20,62 @@ use crate::raft::{Role, Secret, Status};
 use crate::types::ProcessToken;
 
 /// How long the group may take for any one change.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 const LOOK: Duration = Duration::from_millis(10);
 
-/// How a replica goes, and who watches it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Mode {
-    /// Killed under a supervisor that reports its death; the lease is a minute.
-    Supervised,
-    /// Killed, and nobody knows: its lease of a second decides.
-    Unsupervised,
-    /// Stopped (SIGSTOP) under a supervisor with `--hang-kill 1s`.
-    Freeze,
-    /// Asked to stop (SIGTERM).
-    Graceful,
-}
-
-impl Mode {
-    fn lease(self) -> &'static str {
-        if self == Self::Unsupervised { "1s" } else { "60s" }
-    }
-
+/// What a group is made of.
+pub(super) struct Setup<'a> {
+    /// The `botmesh` binary.
+    pub(super) program: &'a Path,
+    pub(super) nodes: usize,
+    pub(super) lease: Duration,
     /// What goes before the bot's own command line.
-    fn watched_by(self) -> &'static [&'static str] {
-        match self {
-            Self::Unsupervised => &[],
-            Self::Freeze => &["supervise", "--no-restart", "--hang-kill", "1s", "--"],
-            Self::Supervised | Self::Graceful => &["supervise", "--no-restart", "--"],
-        }
-    }
-
-    fn signal(self) -> Signal {
-        match self {
-            Self::Supervised | Self::Unsupervised => Signal::KILL,
-            Self::Freeze => Signal::STOP,
-            Self::Graceful => Signal::TERM,
-        }
-    }
+    pub(super) watched_by: &'static [&'static str],
+    /// Whether the bots poll the sink, one at a time.
+    pub(super) polls: bool,
+    /// How long each handler sleeps instead of the demo bot's flows.
+    pub(super) handlers_sleep: Option<Duration>,
 }
 
 struct Member {
     arguments: Vec<String>,
     dir: PathBuf,
-    public: HostPort,
+    cluster: HostPort,
     client: Client,
     supervisor: Option<Child>,
+    /// Supervisors of processes that were replaced before they had told of the death.
+    former: Vec<Child>,
+}
+
+impl Member {
+    fn pid(&self) -> Result<Pid, Failure> {
+        let file = self.dir.join("pid");
+        let pid = fs::read_to_string(&file).ok().and_then(|text| text.trim().parse().ok());
+        pid.and_then(Pid::from_raw)
+            .ok_or_else(|| Failure::Other(format!("{} names no process", file.display())))
+    }
 }
 
 /// The group. Dropping it kills the processes and removes their data.
 pub(super) struct Group {
     root: PathBuf,
     program: PathBuf,
-    mode: Mode,
+    watched_by: &'static [&'static str],
+    polls: bool,
     members: Vec<Member>,
-    http: reqwest::Client,
+    doors: Doors,
+    secret: Secret,
+    // Dropped after the processes that are in it.
+    network: Network,
 }
 
 impl Drop for Group {
     fn drop(&mut self) {
         for member in &mut self.members {
-            if let Some(mut supervisor) = member.supervisor.take() {
+            for mut child in member.supervisor.take().into_iter().chain(member.former.drain(..)) {
                 // Its bot dies with it.
-                let _ = supervisor.kill();
-                let _ = supervisor.wait();
+                let _ = child.kill();
+                let _ = child.wait();
             }
         }
         let _ = fs::remove_dir_all(&self.root);
@@ -90,62 +86,80 @@ fn other(what: &str, error: impl std::fmt::Display) -> Failure {
     Failure::Other(format!("{what}: {error}"))
 }
 
-/// An address that is free now, below the range of outgoing connections: a node that is down must
-/// find it free when it comes back.
-fn free_address() -> HostPort {
-    loop {
-        let port = rand::rng().random_range(14_000..32_000);
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return HostPort { host: "127.0.0.1".to_owned(), port };
-        }
-    }
+/// Who is where in a group that is well, as all of its nodes see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct View {
+    /// The node that leads.
+    pub(super) leader: usize,
+    /// The node that leads the polled transport.
+    pub(super) polls: Option<usize>,
+    /// The incarnations of all sessions.
+    pub(super) sessions: BTreeSet<u64>,
 }
 
 impl Group {
     pub(super) async fn start(
-        program: &Path,
-        reply_url: &str,
-        nodes: usize,
-        mode: Mode,
+        setup: &Setup<'_>,
+        sink: &Sink,
+        network: Network,
     ) -> Result<Self, Failure> {
         let root = std::env::temp_dir().join(format!("botmesh-bench-{}", ProcessToken::random()));
         fs::create_dir_all(&root).map_err(|error| other("cannot make a directory", error))?;
         let secret = Secret::random();
-        let secret_file = root.join("secret");
-        fs::write(&secret_file, secret.reveal()).map_err(|error| other("the secret", error))?;
-        let clusters: Vec<HostPort> = (0..nodes).map(|_| free_address()).collect();
-        let peers: Vec<String> = clusters.iter().map(HostPort::to_string).collect();
-        let http = reqwest::Client::builder()
-            .no_proxy()
-            .build()
-            .map_err(|error| other("cannot make a client", error))?;
-        let program = program.to_owned();
-        let mut group = Self { root, program, mode, members: Vec::new(), http };
-        for (i, cluster) in clusters.into_iter().enumerate() {
-            let (name, public) = (format!("n{}", i + 1), free_address());
-            let dir = group.root.join(&name);
-            let pairs = [
-                ("--name", name),
-                ("--dir", dir.display().to_string()),
-                ("--public", public.to_string()),
-                ("--cluster", cluster.to_string()),
-                ("--secret-file", secret_file.display().to_string()),
-                ("--bootstrap-expect", nodes.to_string()),
-                ("--peers", peers.join(",")),
-                ("--reply-url", reply_url.to_owned()),
-                ("--lease", mode.lease().to_owned()),
-                ("--log", "warn,openraft=error,botmesh::raft=info".to_owned()),
-            ];
-            let arguments = pairs.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]);
-            let arguments = arguments.collect();
-            let client = Client::with_secret(cluster, secret.clone())?;
-            group.members.push(Member { arguments, dir, public, client, supervisor: None });
-            group.spawn(i)?;
+        fs::write(root.join("secret"), secret.reveal())
+            .map_err(|error| other("the secret", error))?;
+        let clusters: Vec<_> = (0..setup.nodes).map(|node| network.listener(node, 101)).collect();
+        let publics: Vec<_> = (0..setup.nodes).map(|node| network.listener(node, 1)).collect();
+        let doors = Doors::new(&publics)?;
+        let program = setup.program.to_owned();
+        let (watched_by, polls) = (setup.watched_by, setup.polls);
+        let members = Vec::new();
+        let mut group = Self { root, program, watched_by, polls, members, doors, secret, network };
+        for node in 0..setup.nodes {
+            let arguments = group.arguments(setup, sink, node, &clusters, &publics[node]);
+            let (dir, cluster) = (group.root.join(name(node)), clusters[node].clone());
+            let client = Client::with_secret(cluster.clone(), group.secret.clone())?;
+            let (supervisor, former) = (None, Vec::new());
+            let member = Member { arguments, dir, cluster, client, supervisor, former };
+            group.members.push(member);
+            group.spawn(node)?;
         }
-        for i in 0..nodes {
-            group.wait_well(i).await?;
-        }
+        group.well().await?;
         Ok(group)
+    }
+
+    /// The command line of a node.
+    fn arguments(
+        &self,
+        setup: &Setup<'_>,
+        sink: &Sink,
+        node: usize,
+        clusters: &[HostPort],
+        public: &HostPort,
+    ) -> Vec<String> {
+        let peers: Vec<String> = clusters.iter().map(HostPort::to_string).collect();
+        let time = |time: Duration| format!("{}ms", time.as_millis());
+        let log = "warn,openraft=error,botmesh::raft=info,botmesh::bot::run=debug";
+        let mut pairs = vec![
+            ("--name", name(node)),
+            ("--dir", self.root.join(name(node)).display().to_string()),
+            ("--public", public.to_string()),
+            ("--cluster", clusters[node].to_string()),
+            ("--secret-file", self.root.join("secret").display().to_string()),
+            ("--bootstrap-expect", setup.nodes.to_string()),
+            ("--peers", peers.join(",")),
+            ("--reply-url", sink.reply_url(node)),
+            ("--lease", time(setup.lease)),
+            ("--log", log.to_owned()),
+        ];
+        if setup.polls {
+            pairs.push(("--poll", sink.poll_url(node)));
+        }
+        if let Some(sleep) = setup.handlers_sleep {
+            pairs.push(("--handlers-sleep", time(sleep)));
+        }
+        let pairs = pairs.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]);
+        ["bench".to_owned(), "member".to_owned()].into_iter().chain(pairs).collect()
     }
 
     /// How many nodes it has.
@@ -153,169 +167,182 @@ impl Group {
         self.members.len()
     }
 
-    /// What all nodes have logged, by node.
-    pub(super) fn logged(&self) -> Vec<String> {
-        let read = |i| fs::read_to_string(self.log(i)).unwrap_or_default();
-        (0..self.len()).map(read).collect()
+    /// Its webhooks.
+    pub(super) fn doors(&self) -> &Doors {
+        &self.doors
     }
 
-    fn log(&self, i: usize) -> PathBuf {
-        self.root.join(format!("n{}.log", i + 1))
+    /// Its cluster listeners.
+    pub(super) fn clusters(&self) -> Vec<HostPort> {
+        self.members.iter().map(|member| member.cluster.clone()).collect()
     }
 
-    /// Where to look when something went wrong.
-    pub(super) fn logs(&self) -> String {
-        self.root.join("n1.log").display().to_string()
+    pub(super) fn secret(&self) -> &Secret {
+        &self.secret
     }
 
-    fn spawn(&mut self, i: usize) -> Result<(), Failure> {
-        let log = self.log(i);
-        let log = File::options().create(true).append(true).open(log);
+    /// What these nodes have logged.
+    pub(super) fn logged(&self, nodes: &[usize]) -> Vec<String> {
+        let read = |node: &usize| fs::read_to_string(self.log(*node)).unwrap_or_default();
+        nodes.iter().map(read).collect()
+    }
+
+    fn log(&self, node: usize) -> PathBuf {
+        self.root.join(format!("{}.log", name(node)))
+    }
+
+    /// The last words of every node, for whoever has to say what went wrong.
+    pub(super) fn last_words(&self) -> String {
+        let last = |node: usize| {
+            let log = self.logged(&[node]).concat();
+            let lines: Vec<&str> = log.lines().rev().take(5).collect();
+            format!("{}: {}", name(node), lines.into_iter().rev().collect::<Vec<_>>().join(" / "))
+        };
+        (0..self.len()).map(last).collect::<Vec<_>>().join("\n")
+    }
+
+    fn spawn(&mut self, node: usize) -> Result<(), Failure> {
+        let log = File::options().create(true).append(true).open(self.log(node));
         let log = log.map_err(|error| other("cannot write a log", error))?;
         let err = log.try_clone().map_err(|error| other("cannot write a log", error))?;
-        let member = &mut self.members[i];
-        let watched_by = self.mode.watched_by();
-        let mut command = Command::new(&self.program);
-        if !watched_by.is_empty() {
-            command.args(watched_by).arg(&self.program);
+        let mut command = self.network.command(node, &self.program);
+        if !self.watched_by.is_empty() {
+            command.args(self.watched_by).arg(&self.program);
         }
         let child = command
-            .arg("run")
-            .args(&member.arguments)
+            .args(&self.members[node].arguments)
             .stdin(Stdio::null())
             .stdout(log)
             .stderr(err)
             .spawn()
             .map_err(|error| other("cannot start a node", error))?;
-        member.supervisor = Some(child);
+        self.members[node].supervisor = Some(child);
         Ok(())
     }
 
-    /// Waits until a node serves and sees one session a node.
-    async fn wait_well(&self, i: usize) -> Result<(), Failure> {
+    /// What one node says, if it does.
+    pub(super) async fn status(&self, node: usize) -> Option<Status> {
+        Some(self.members[node].client.status().await.ok()?.0)
+    }
+
+    /// Waits until all nodes serve and see the same group: one leader, all of them voters, one session
+    /// each, and somebody who polls where somebody should.
+    pub(super) async fn well(&self) -> Result<View, Failure> {
         let until = Instant::now() + PATIENCE;
         loop {
-            let client = &self.members[i].client;
-            if client.is_ready().await
-                && let Ok((status, _)) = client.status().await
-                && status.sessions.len() == self.len()
-                && status.leader.is_some()
-                && status.nodes.len() == self.len()
-                && status.nodes.iter().all(|node| node.role != Role::Learner)
-            {
-                return Ok(());
+            let mut views = Vec::new();
+            for node in 0..self.len() {
+                let Some(view) = self.view(node).await else { break };
+                views.push(view);
+            }
+            if views.len() == self.len() && views.iter().all(|view| *view == views[0]) {
+                return Ok(views.swap_remove(0));
             }
             if Instant::now() >= until {
-                let name = format!("n{} does not come up, see {}", i + 1, self.logs());
-                return Err(Failure::Other(name));
+                let why = format!("the group does not come up\n{}", self.last_words());
+                return Err(Failure::Other(why));
             }
             tokio::time::sleep(LOOK).await;
         }
     }
 
-    /// Who leads.
-    pub(super) async fn leader(&self) -> Result<usize, Failure> {
-        let until = Instant::now() + PATIENCE;
-        loop {
-            let mut leads: Vec<usize> = Vec::new();
-            for (i, member) in self.members.iter().enumerate() {
-                let status = member.client.status().await.ok().map(|(status, _)| status);
-                if status.is_some_and(|Status { leader, node_id, .. }| {
-                    leader.is_some() && leader == node_id
-                }) {
-                    leads.push(i);
-                }
-            }
-            if let [found] = leads[..] {
-                return Ok(found);
-            }
-            if Instant::now() >= until {
-                return Err(Failure::Leaderless("the group elects no leader".to_owned()));
-            }
-            tokio::time::sleep(LOOK).await;
+    async fn view(&self, node: usize) -> Option<View> {
+        // A standby of an exclusive transport is not ready, and serves all the same.
+        if !self.polls && !self.members[node].client.is_ready().await {
+            return None;
         }
-    }
-
-    /// Gives a node a message, again until it has taken it.
-    pub(super) async fn post(&self, i: usize, id: &str, chat: &str) -> Result<(), Failure> {
-        let url = format!("http://{}/webhooks/demo", self.members[i].public);
-        let body = serde_json::json!({ "id": id, "chat": chat, "text": "hello" });
-        let until = Instant::now() + PATIENCE;
-        loop {
-            let asked = self.http.post(&url).json(&body).timeout(Duration::from_secs(10));
-            let why = match asked.send().await {
-                Ok(answer) if answer.status().is_success() => return Ok(()),
-                Ok(answer) => answer.status().to_string(),
-                Err(error) => error.to_string(),
-            };
-            if Instant::now() >= until {
-                return Err(Failure::Other(format!("n{} takes no message: {why}", i + 1)));
-            }
-            tokio::time::sleep(LOOK).await;
+        let status = self.status(node).await?;
+        let voters = status.nodes.iter().filter(|node| node.role != Role::Learner).count();
+        if voters != self.len() || status.nodes.len() != self.len() {
+            return None;
         }
-    }
-
-    /// Gives a message to the first of these nodes that takes it, as fast as that goes.
-    pub(super) async fn post_to(
-        &self,
-        nodes: &[usize],
-        id: &str,
-        chat: &str,
-    ) -> Result<(), Failure> {
-        let body = serde_json::json!({ "id": id, "chat": chat, "text": "hello" });
-        let until = Instant::now() + PATIENCE;
-        while Instant::now() < until {
-            for &i in nodes {
-                let url = format!("http://{}/webhooks/demo", self.members[i].public);
-                let asked = self.http.post(&url).json(&body).timeout(Duration::from_secs(10));
-                if asked.send().await.is_ok_and(|answer| answer.status().is_success()) {
-                    return Ok(());
-                }
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        Err(Failure::Other(format!("nobody takes a message: see {}", self.logs())))
+        let index = |id| {
+            let found = status.nodes.iter().find(|node| node.id == id)?;
+            (0..self.len()).find(|node| name(*node) == found.name)
+        };
+        let of = |incarnation: u64| {
+            let mut all = status.sessions.iter();
+            index(all.find(|session| session.incarnation == incarnation)?.node_id)
+        };
+        let polls = status.leads.iter().find(|lead| lead.name.ends_with("provider:poll"));
+        let polls = polls.and_then(|lead| of(lead.holder));
+        let holders: BTreeSet<u64> =
+            status.sessions.iter().map(|session| session.node_id).collect();
+        let sessions: BTreeSet<u64> =
+            status.sessions.iter().map(|session| session.incarnation).collect();
+        let whole = holders.len() == self.len() && sessions.len() == self.len();
+        let leader = index(status.leader?)?;
+        (whole && polls.is_some() == self.polls).then_some(View { leader, polls, sessions })
     }
 
     /// Whether a node's process, or its supervisor, has ended.
-    pub(super) fn ended(&mut self, i: usize) -> bool {
-        let child = self.members[i].supervisor.as_mut();
+    pub(super) fn ended(&mut self, node: usize) -> bool {
+        let child = self.members[node].supervisor.as_mut();
         child.is_none_or(|child| !matches!(child.try_wait(), Ok(None)))
     }
 
-    /// Sends the bot's process the signal of the mode.
-    pub(super) fn strike(&self, i: usize) -> Result<(), Failure> {
-        let file = self.members[i].dir.join("pid");
-        let pid = fs::read_to_string(&file).ok().and_then(|text| text.trim().parse().ok());
-        let pid = pid
-            .and_then(Pid::from_raw)
-            .ok_or_else(|| Failure::Other(format!("{} names no process", file.display())))?;
-        kill_process(pid, self.mode.signal()).map_err(|error| other("cannot kill a node", error))
-    }
-
-    /// Starts dead nodes again and waits until the group is whole.
-    pub(super) async fn revive(&mut self, dead: &[usize]) -> Result<(), Failure> {
-        for &i in dead {
-            self.revive_one(i).await?;
-        }
-        for i in 0..self.len() {
-            self.wait_well(i).await?;
-        }
-        Ok(())
-    }
-
-    async fn revive_one(&mut self, i: usize) -> Result<(), Failure> {
-        let until = Instant::now() + PATIENCE;
-        while let Some(supervisor) = &mut self.members[i].supervisor {
-            match supervisor.try_wait() {
-                Ok(Some(_)) => self.members[i].supervisor = None,
-                Ok(None) if Instant::now() < until => tokio::time::sleep(LOOK).await,
-                Ok(None) => return Err(Failure::Other("a supervisor does not end".to_owned())),
-                Err(error) => return Err(other("a supervisor", error)),
+    /// Strikes nodes at one instant.
+    pub(super) fn strike(&self, nodes: &[usize], how: Strike) -> Result<(), Failure> {
+        match how {
+            Strike::Cut(cut) => self.network.cut(nodes, self.len(), cut),
+            Strike::Signal(signal) => {
+                let pids: Vec<Pid> =
+                    nodes.iter().map(|node| self.members[*node].pid()).collect::<Result<_, _>>()?;
+                for pid in pids {
+                    kill_process(pid, signal)
+                        .map_err(|error| other("cannot strike a node", error))?;
+                }
+                Ok(())
             }
         }
-        let _ = fs::remove_file(self.members[i].dir.join("pid"));
-        self.spawn(i)
+    }
+
+    /// Starts a node whose process was killed, without waiting for what its supervisor has to tell.
+    pub(super) async fn restart_at_once(&mut self, node: usize) -> Result<(), Failure> {
+        let pid = self.members[node].pid()?;
+        let until = Instant::now() + PATIENCE;
+        // Unwatched, it is this process's child, and has to be waited for.
+        while !self.ended(node) && test_kill_process(pid).is_ok() {
+            if Instant::now() >= until {
+                return Err(Failure::Other(format!("{} does not end", name(node))));
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let member = &mut self.members[node];
+        member.former.extend(member.supervisor.take());
+        let _ = fs::remove_file(member.dir.join("pid"));
+        self.spawn(node)
+    }
+
+    /// Undoes what was done to these nodes, and waits until the group is whole.
+    pub(super) async fn revive(&mut self, nodes: &[usize], how: Strike) -> Result<View, Failure> {
+        match how {
+            Strike::Cut(_) => self.network.heal()?,
+            Strike::Signal(_) => {
+                for &node in nodes {
+                    self.revive_one(node).await?;
+                }
+            }
+        }
+        let view = self.well().await?;
+        for member in &mut self.members {
+            // Those that have told by now.
+            member.former.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+        }
+        Ok(view)
+    }
+
+    async fn revive_one(&mut self, node: usize) -> Result<(), Failure> {
+        let until = Instant::now() + PATIENCE;
+        while !self.ended(node) {
+            if Instant::now() >= until {
+                let why = format!("{} does not end\n{}", name(node), self.last_words());
+                return Err(Failure::Other(why));
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        let _ = fs::remove_file(self.members[node].dir.join("pid"));
+        self.spawn(node)
     }
 
     /// Stops all, as an operator would.
@@ -328,12 +355,13 @@ impl Group {
             }
         }
         let until = Instant::now() + PATIENCE;
-        let ended = |member: &mut Member| {
-            let supervisor = member.supervisor.as_mut();
-            supervisor.is_none_or(|child| !matches!(child.try_wait(), Ok(None)))
-        };
-        while Instant::now() < until && !self.members.iter_mut().all(ended) {
+        while Instant::now() < until && !(0..self.len()).all(|node| self.ended(node)) {
             tokio::time::sleep(LOOK).await;
         }
     }
+}
+
+/// What a node is called.
+fn name(node: usize) -> String {
+    format!("n{}", node + 1)
 }

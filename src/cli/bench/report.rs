@@ -6,13 +6,13 @@ use super::plot;
 
 /// What went wrong, counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Checks {
+pub(super) struct Checks {
     /// What never came.
-    pub(crate) lost: u64,
+    pub(super) lost: u64,
     /// What came twice.
-    pub(crate) doubled: u64,
+    pub(super) doubled: u64,
     /// What came at a place, by fence and number under it, that was not behind the last one.
-    pub(crate) out_of_order: u64,
+    pub(super) out_of_order: u64,
 }
 
 /// One figure: all its samples.
@@ -25,16 +25,19 @@ pub(super) struct Figure {
 
 /// All figures of a measurement.
 #[derive(Clone, Debug)]
-pub(crate) struct Report {
+pub(super) struct Report {
     command: String,
     runs: usize,
     figures: Vec<Figure>,
     checks: Checks,
+    /// What else went wrong, in words.
+    failed: Option<String>,
 }
 
 impl Report {
     pub(super) fn new(command: impl Into<String>, runs: usize) -> Self {
-        Self { command: command.into(), runs, figures: Vec::new(), checks: Checks::default() }
+        let (figures, checks) = (Vec::new(), Checks::default());
+        Self { command: command.into(), runs, figures, checks, failed: None }
     }
 
     /// Adds a figure; none where nothing was measured.
@@ -54,13 +57,20 @@ impl Report {
         self.checks = checks;
     }
 
-    /// What went wrong.
-    pub(crate) fn checks(&self) -> Checks {
-        self.checks
+    /// What no count tells.
+    pub(super) fn failed(&mut self, why: String) {
+        self.failed = Some(why);
+    }
+
+    /// What went wrong, in words.
+    pub(super) fn fault(&self) -> Option<String> {
+        let bad = self.checks != Checks::default();
+        let broken = bad.then(|| "a message was lost, doubled or came out of order".to_owned());
+        self.failed.clone().or(broken)
     }
 
     /// The table for people.
-    pub(crate) fn table(&self) -> String {
+    pub(super) fn table(&self) -> String {
         let head = ["figure", "n", "p50", "p95", "p99", "max", "unit"].map(str::to_owned);
         let rows = self.figures.iter().map(|figure| {
             let at = |part| format!("{:.1}", figure.at(part));
@@ -71,7 +81,7 @@ impl Report {
         let mut text = String::new();
         for [name, count, p50, p95, p99, max, unit] in std::iter::once(head).chain(rows) {
             let row =
-                format!("{name:<28} {count:>5} {p50:>8} {p95:>8} {p99:>8} {max:>8}  {unit}\n");
+                format!("{name:<36} {count:>5} {p50:>8} {p95:>8} {p99:>8} {max:>8}  {unit}\n");
             text.push_str(&row);
         }
         let Checks { lost, doubled, out_of_order } = self.checks;
@@ -79,7 +89,7 @@ impl Report {
     }
 
     /// The picture.
-    pub(crate) fn svg(&self) -> String {
+    pub(super) fn svg(&self) -> String {
         let Checks { lost, doubled, out_of_order } = self.checks;
         let title = format!(
             "{}: {} runs, lost {lost}, doubled {doubled}, out of order {out_of_order}",
@@ -89,7 +99,7 @@ impl Report {
     }
 
     /// The document for scripts.
-    pub(crate) fn json(&self) -> String {
+    pub(super) fn json(&self) -> String {
         let mut figures = Map::new();
         for figure in &self.figures {
             let at = |part| figure.at(part);
@@ -145,5 +155,7 @@ mod tests {
         assert_eq!(counts, [json!(4), json!(1), json!(0), json!(2)]);
         assert!(found["command"].is_string() && found["machine"]["cores"].is_u64());
         assert!(report.table().contains("holder") && report.table().contains("lost 1"));
+        assert!(report.fault().is_some());
+        assert!(Report::new("well", 1).fault().is_none());
     }
 }
