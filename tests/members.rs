@@ -4,6 +4,7 @@
 
 mod support;
 mod members {
+    mod apart;
     mod elections;
     mod orders;
 }

@@ -342,7 +342,13 @@ impl Carrier for MemberCarrier {
                         .call(Lane::Forward, to, "/raft/forward", &proposal, FORWARD_WITHIN)
                         .await
                 });
-                match asked.await {
+                let asked = tokio::select! {
+                    biased;
+                    asked = asked => asked,
+                    // Whoever led may be silent for ever, and this batch in its log or not.
+                    () = another_leads(&self.0, id) => return Sent::Unknown,
+                };
+                match asked {
                     Ok(Ok(answer)) => answer,
                     Ok(Err(error)) => {
                         tracing::debug!(%error, "a batch was not forwarded");
@@ -364,5 +370,20 @@ impl Carrier for MemberCarrier {
 
     fn remembered(&self, client: ClientId, lane: u16, serial: u64) -> Option<BatchReply> {
         self.0.state.read(|machine| machine.remembered(client, lane, serial))
+    }
+}
+
+/// Returns once this node follows another leader than this one, or leads itself.
+async fn another_leads(member: &Member, than: NodeId) {
+    let mut metrics = member.raft.server_metrics();
+    loop {
+        let leader = metrics.borrow_and_update().current_leader;
+        if leader.is_some_and(|leader| leader != than) {
+            return;
+        }
+        if metrics.changed().await.is_err() {
+            // It shuts down; whoever waits is dropped.
+            return std::future::pending().await;
+        }
     }
 }

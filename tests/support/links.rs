@@ -177,11 +177,14 @@ impl Proxy {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             first.extend_from_slice(&piece[..len]);
-            for (node, name) in self.names.iter().enumerate().filter(|(node, _)| *node != self.node)
-            {
-                if first.windows(name.len()).any(|part| part == name.as_bytes()) {
-                    return Ok((first, Some(node)));
-                }
+            // Who says it comes first; what is said may name others.
+            let others = self.names.iter().enumerate().filter(|(node, _)| *node != self.node);
+            let named = others.filter_map(|(node, name)| {
+                let at = first.windows(name.len()).position(|part| part == name.as_bytes())?;
+                Some((at, node))
+            });
+            if let Some((_, node)) = named.min() {
+                return Ok((first, Some(node)));
             }
             if first.len() > 4 << 10 {
                 return Ok((first, None));
