@@ -139,6 +139,9 @@ pub struct Status {
     /// The level of commands the group has agreed on; 0 before this node belongs to one.
     #[serde(default)]
     pub command_level: u32,
+    /// Log index of the membership it sees. A leave that names it is refused once there is another one.
+    #[serde(default)]
+    pub membership: Option<u64>,
 }
 
 /// Whether a node serves, for `/readyz` (SPEC K7).
@@ -180,6 +183,7 @@ impl Inner {
                 leads: Vec::new(),
                 turns: TurnCounts::default(),
                 command_level: 0,
+                membership: None,
             };
         };
         let server = member.server();
@@ -207,6 +211,7 @@ impl Inner {
             leads,
             turns,
             command_level: member.command_level(),
+            membership: member.membership().log_id().map(|at| at.index()),
         }
     }
 

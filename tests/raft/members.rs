@@ -355,3 +355,45 @@ async fn a3_the_status_shows_a_replica_id_that_two_processes_share() {
     let expected = [Some(both[1].0), Some(both[0].0)];
     until("all to show it", || nodes.iter().all(|one| shared(one) == expected)).await;
 }
+
+/// Whoever decided on a leave has looked at the group before. What it decided on is named by ids that
+/// are never used again, and by the membership it saw.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn case_r22_a_leave_made_for_an_older_membership_is_refused() {
+    let lab = Lab::new();
+    let mut nodes = lab.three().await;
+    let (old, seen) = (nodes[2].id(), nodes[0].status().membership.unwrap());
+    // Meanwhile n3 is replaced: the same name, another directory, another id.
+    let third = nodes.remove(2);
+    let dir = third.dir.clone();
+    third.crash().await;
+    std::fs::remove_dir_all(&dir).unwrap();
+    let (status, answer) = post(&lab, &nodes[0], "/cluster/leave", json!({"node_id": old})).await;
+    assert_eq!(status, 200, "{answer}");
+    let fresh = lab.start("n3", Start::Join(vec![nodes[0].address.clone()])).await;
+    until("three voters again", || voters(&nodes[0].status()) == 3).await;
+
+    // The stale order arrives: by the id of then, and by the name, which is another node's now.
+    let (status, answer) = post(&lab, &nodes[1], "/cluster/leave", json!({"node_id": old})).await;
+    assert_eq!((status, answer["error"].as_str()), (404, Some("unknown_node")), "{answer}");
+    let stale = json!({"node_id": fresh.id(), "membership": seen});
+    let (status, answer) = post(&lab, &nodes[1], "/cluster/leave", stale).await;
+    assert_eq!((status, answer["error"].as_str()), (409, Some("membership_changed")), "{answer}");
+    let members = || nodes[0].status().nodes.iter().map(|node| node.id).collect::<Vec<_>>();
+    assert!(members().contains(&fresh.id()), "it is still a member");
+
+    // For the membership of now it is done. A join may be followed by a change that makes it a voter.
+    let began = std::time::Instant::now();
+    loop {
+        let now = nodes[0].status().membership.unwrap();
+        assert!(now > seen);
+        let order = json!({"node_id": fresh.id(), "membership": now});
+        let (status, answer) = post(&lab, &nodes[1], "/cluster/leave", order).await;
+        if status == 200 {
+            break;
+        }
+        assert_eq!(answer["error"].as_str(), Some("membership_changed"), "{answer}");
+        assert!(began.elapsed() < SOON, "refused for {SOON:?}: {answer}");
+    }
+    until("it has left", || !members().contains(&fresh.id())).await;
+}
