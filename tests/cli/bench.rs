@@ -84,8 +84,14 @@ fn failover(test: &str, runs: usize, more: &[&str]) -> Option<Made> {
 async fn l6_a_supervised_death_is_measured_for_each_kind_of_victim() {
     let _arena = Arena::enter().await;
     let more = ["--kill", "all", "--load", "affine"];
-    let made = failover("l6_a_supervised_death", 4, &more).unwrap();
-    for kind in ["holder", "holder that leads", "transport leader", "pair, one started again"] {
+    let made = failover("l6_a_supervised_death", 5, &more).unwrap();
+    for kind in [
+        "holder",
+        "holder that leads",
+        "transport leader",
+        "transport and Raft leader",
+        "pair, one started again",
+    ] {
         for point in ["detected", "declared", "granted", "acted", "writes back"] {
             assert_eq!(made.samples(&format!("{kind}: {point}")), 1);
         }
@@ -94,6 +100,17 @@ async fn l6_a_supervised_death_is_measured_for_each_kind_of_victim() {
     assert_eq!(made.samples("transport leader: transport answers"), 1);
     assert!(made.samples("webhook answers the load") > 0);
     assert!(made.document["command"].as_str().unwrap().contains("--kill all"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn case_c17_both_leads_of_a_dead_node_move_and_each_is_timed() {
+    let _arena = Arena::enter().await;
+    let made = failover("case_c17", 2, &["--kill", "leads"]).unwrap();
+    let kind = "transport and Raft leader";
+    assert_eq!(made.samples(&format!("{kind}: elected")), 2, "another one leads the group");
+    assert_eq!(made.samples(&format!("{kind}: acted")), 2, "another one polls");
+    assert_eq!(made.samples(&format!("{kind}: transport answers")), 2, "and answers");
+    println!("{}", made.table);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -113,8 +130,8 @@ async fn l6_a_freeze_and_a_planned_stop_are_measured() {
     let frozen = failover("l6_a_freeze", 1, &["--mode", "freeze", "--kill", "holder"]).unwrap();
     assert_eq!(frozen.samples("holder: acted"), 1);
     let more = ["--mode", "graceful", "--kill", "all", "--load", "affine"];
-    let stopped = failover("l6_a_planned_stop", 3, &more).unwrap();
-    for kind in ["holder", "holder that leads", "transport leader"] {
+    let stopped = failover("l6_a_planned_stop", 4, &more).unwrap();
+    for kind in ["holder", "holder that leads", "transport leader", "transport and Raft leader"] {
         assert_eq!(stopped.samples(&format!("{kind}: gap")), 1);
     }
     assert_eq!(stopped.samples("transport leader: acted"), 1);
@@ -193,6 +210,7 @@ fn l6_what_cannot_be_measured_is_refused_and_help_says_each_mode() {
         "leader",
         "transport",
         "pair",
+        "leads",
         "all",
         "affine",
         "round-robin",

@@ -62,7 +62,7 @@ pub(super) async fn run(program: &Path, args: &FailoverArgs) -> Result<Report, F
     let network = Network::open(net, nodes)?;
     let sink = Sink::open(&network).await?;
     let lease = args.lease.unwrap_or(mode.lease());
-    let (watched_by, polls) = (mode.watched_by(), blows.contains(&Blow::Transport));
+    let (watched_by, polls) = (mode.watched_by(), blows.iter().any(|blow| blow.polls()));
     let setup = Setup { program, nodes, lease, watched_by, polls, handlers_sleep: None };
     let group = Group::start(&setup, &sink, network).await?;
     let doors = group.doors().clone().impatient(ATTEMPT);
@@ -115,6 +115,9 @@ struct Bench {
 impl Bench {
     async fn once(&mut self, blow: Blow, run: usize) -> Result<(), Failure> {
         let victims = self.pick(blow, run)?;
+        if blow == Blow::Leads && self.view.leader != victims[0] {
+            self.view = self.group.lead(victims[0]).await?;
+        }
         if self.mode == Mode::Graceful {
             self.stop(blow, &victims, run).await?;
         } else {
@@ -135,7 +138,7 @@ impl Bench {
             Blow::Holder => vec![other],
             Blow::Leader => vec![leader],
             Blow::Pair => vec![other, leader],
-            Blow::Transport => {
+            Blow::Transport | Blow::Leads => {
                 let polls = self.view.polls;
                 vec![polls.ok_or_else(|| Failure::Other("nobody polls".to_owned()))?]
             }
@@ -193,7 +196,7 @@ impl Bench {
         let (died, died_at) = (Instant::now(), SystemTime::now());
         self.group.strike(victims, self.mode.blow())?;
         self.sink.struck(victims, died);
-        let polled = (blow == Blow::Transport).then(|| self.message());
+        let polled = blow.polls().then(|| self.message());
         if let Some(update) = &polled {
             self.sink.update(update, "polled");
             self.sink.ledger(|ledger| ledger.taken(update));
@@ -291,7 +294,7 @@ impl Bench {
             left -= usize::from(ended);
         }
         self.add(format!("{name}: gap"), longest);
-        if blow == Blow::Transport
+        if blow.polls()
             && let Some(stopped) = stopped
         {
             match self.sink.poll_but(victims, LOST_AFTER).await {

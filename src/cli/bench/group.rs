@@ -8,6 +8,7 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use serde_json::json;
 
 use super::load::Doors;
 use super::mode::Strike;
@@ -243,6 +244,24 @@ impl Group {
                 return Err(Failure::Other(why));
             }
             tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Has this node lead the group.
+    pub(super) async fn lead(&self, node: usize) -> Result<View, Failure> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let view = self.well().await?;
+            if view.leader == node {
+                return Ok(view);
+            }
+            if Instant::now() >= until {
+                return Err(Failure::Other(format!("{} does not get to lead", name(node))));
+            }
+            let client = &self.members[node].client;
+            let id = client.status().await?.0.node_id;
+            // It may have to catch up first; then the next attempt is heard.
+            let _ = client.change("/cluster/yield-leader", json!({ "to": id })).await;
         }
     }
 

@@ -21,7 +21,9 @@ pub(crate) enum Kill {
     /// A holder and the leader at one instant. Of three nodes the leader is started again at once: one
     /// alone decides nothing.
     Pair,
-    /// Holder, leader, transport and pair in turn.
+    /// The replica that leads the exclusive transport and the Raft group, which is handed to it first.
+    Leads,
+    /// All of these in turn.
     All,
 }
 
@@ -32,15 +34,22 @@ pub(super) enum Blow {
     Leader,
     Transport,
     Pair,
+    Leads,
 }
 
 impl Blow {
+    /// Whether it strikes the one that polls.
+    pub(super) fn polls(self) -> bool {
+        matches!(self, Self::Transport | Self::Leads)
+    }
+
     /// What its figures are called.
     pub(super) fn name(self, nodes: usize) -> &'static str {
         match self {
             Self::Holder => "holder",
             Self::Leader => "holder that leads",
             Self::Transport => "transport leader",
+            Self::Leads => "transport and Raft leader",
             Self::Pair if nodes < 5 => "pair, one started again",
             Self::Pair => "pair",
         }
@@ -57,14 +66,18 @@ impl Kill {
             Self::Leader => Ok(vec![Blow::Leader]),
             Self::Both => Ok(vec![Blow::Holder, Blow::Leader]),
             Self::Transport => Ok(vec![Blow::Transport]),
+            Self::Leads => Ok(vec![Blow::Leads]),
             Self::Pair if pairs => Ok(vec![Blow::Pair]),
             Self::Pair => Err(Failure::Usage(format!(
                 "--kill pair --mode {}: of three nodes the one that is left decides nothing; \
                  measure it with --nodes 5",
                 mode.name()
             ))),
-            Self::All if pairs => Ok(vec![Blow::Holder, Blow::Leader, Blow::Transport, Blow::Pair]),
-            Self::All => Ok(vec![Blow::Holder, Blow::Leader, Blow::Transport]),
+            Self::All => {
+                let mut all = vec![Blow::Holder, Blow::Leader, Blow::Transport, Blow::Leads];
+                all.extend(pairs.then_some(Blow::Pair));
+                Ok(all)
+            }
         }
     }
 }
