@@ -313,7 +313,7 @@ async fn m3_oversize_and_malformed_bodies_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn k5_the_cluster_listener_demands_the_secret() {
+async fn n3_requests_to_the_cluster_listener_carry_the_secret_as_bearer() {
     let cluster = Cluster::start(Options::nodes(1)).await;
     let http = reqwest::Client::builder().no_proxy().build().unwrap();
     let status = async |method: Method, path: &str, secret: Option<&str>| {

@@ -30,6 +30,7 @@ mod bot {
     mod jobs;
     mod kept;
     mod life;
+    mod local_fence;
     mod meta;
     mod odd_mail;
     mod order_flow;

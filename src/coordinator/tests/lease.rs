@@ -502,3 +502,28 @@ async fn e2_a_short_lease_works_and_is_warned_of() {
     open(&a, "b").await;
     assert_eq!(log.said().len(), before, "the default lease needs no warning");
 }
+
+/// E1: one session, renewed every third of its lease; turns and leads that are held cost nothing.
+#[tokio::test]
+async fn e1_a_replica_renews_as_often_with_a_thousand_turns_as_with_none() {
+    let Scene { clock, a, .. } = scene();
+    let replica = open(&a, "a").await;
+    let (mut held, mut leads, mut renewals) = (Vec::new(), Vec::new(), Vec::new());
+    for (turns, named) in [(0, 0), (1, 0), (1_000, 10)] {
+        while held.len() < turns {
+            held.push(turn(&replica, &chat(&format!("c{}", held.len()))).await);
+        }
+        while leads.len() < named {
+            let name = format!("job-{}", leads.len());
+            leads.push(replica.try_lead(&name).await.unwrap().expect("nobody else wants it"));
+        }
+        a.forget_asked();
+        pass(&clock, LEASE * 8).await;
+        let others = a.asked(|command| !is_renewal(command));
+        assert!(others.is_empty(), "{} commands besides renewals", others.len());
+        renewals.push(a.asked(is_renewal).len());
+    }
+    // Three a lease; where a span of time begins between two makes one more or less.
+    assert!(renewals.iter().all(|count| (23..=25).contains(count)), "{renewals:?}");
+    held.iter().for_each(|turn| turn.check().unwrap());
+}
