@@ -193,7 +193,7 @@ fn set(file: &Path, off: &str) {
 fn off_by(cluster: &Cluster, node: usize) -> Option<i64> {
     let printed = cluster.nodes[node].printed();
     let stamps = printed.lines().filter_map(|line| line.split_whitespace().next());
-    let last: jiff::Timestamp = stamps.filter_map(|stamp| stamp.parse().ok()).last()?;
+    let last: jiff::Timestamp = stamps.filter_map(|stamp| stamp.parse().ok()).next_back()?;
     Some(last.as_second() - jiff::Timestamp::now().as_second())
 }
 

@@ -21,7 +21,7 @@ pub(crate) enum Measurement {
     Webhook(WebhookArgs),
     /// One node of a measurement's group: `run`, with what is measured
     #[command(hide = true)]
-    Member(MemberArgs),
+    Member(Box<MemberArgs>),
 }
 
 /// Where figures go.
