@@ -24,6 +24,7 @@ pub mod coordinator;
 pub mod group;
 pub mod http;
 pub mod machine;
+mod outside;
 pub mod provider;
 pub mod raft;
 pub mod store;
@@ -31,3 +32,4 @@ pub mod supervise;
 #[cfg(feature = "test-util")]
 pub mod testing;
 pub mod types;
+mod watch;

@@ -281,7 +281,7 @@ pub struct ProcessToken(pub u128);
 impl ProcessToken {
     /// One that no process ever had.
     pub fn random() -> Self {
-        Self(uuid::Uuid::new_v4().as_u128())
+        Self(crate::outside::uuid().as_u128())
     }
 }
 
@@ -321,7 +321,7 @@ pub struct ReplicaId(pub String);
 impl ReplicaId {
     /// A random UUID.
     pub fn random() -> Self {
-        Self(uuid::Uuid::new_v4().to_string())
+        Self(crate::outside::uuid().to_string())
     }
 }
 

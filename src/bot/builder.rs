@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 
 use super::Bot;
@@ -27,6 +27,7 @@ use crate::coordinator::{Coordinator, CoordinatorOptions, MemoryCoordinator, Sti
 use crate::group::{Limits, MemoryHub};
 use crate::provider::Provider;
 use crate::store::{Feature, Store};
+use crate::watch;
 
 /// Whether messages are journaled before they are acknowledged to the outside (SPEC G).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -363,7 +364,7 @@ impl BotBuilder {
             intake: Intake::new(),
             sender: Sender::default(),
             phase: watch::channel(Phase::Open).0,
-            closing: watch::channel(false).0,
+            closing: tokio::sync::watch::channel(false).0,
             turns: Arc::new(Semaphore::new(TURNS_AT_ONCE_MAX)),
             tasks: TaskTracker::new(),
         };

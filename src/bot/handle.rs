@@ -40,7 +40,7 @@ impl BotHandle {
     /// Says something in a chat, under the chat's turn, from whichever replica gets it. Journaled:
     /// once this returned, it is said, though this process ends.
     pub async fn post(&self, chat: &ChatKey, text: impl Into<String>) -> Result<(), PostError> {
-        self.post_as(format!("post-{}", uuid::Uuid::new_v4()), chat, text.into()).await
+        self.post_as(format!("post-{}", crate::outside::uuid()), chat, text.into()).await
     }
 
     /// A chat goes on under another key: everything kept of it moves, in one commit (SPEC B2). See

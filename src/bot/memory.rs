@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tokio::sync::{OwnedMutexGuard, watch};
+use tokio::sync::OwnedMutexGuard;
 
 use serde_json::Value;
 
@@ -16,6 +16,7 @@ use super::conversation::core::{Core, Midway};
 use super::conversation::{AnyFlow, Running};
 use super::timers::Sleeper;
 use crate::types::{ChatKey, Revision};
+use crate::watch;
 
 /// A conversation that waits for its next message.
 pub(crate) struct Live {

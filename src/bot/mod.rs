@@ -162,6 +162,7 @@ impl Bot {
     pub async fn run_until(&self, signal: impl Future<Output = ()>) -> Result<(), BotError> {
         tokio::pin!(signal);
         tokio::select! {
+            biased;
             started = self.start() => started?,
             () = &mut signal => return self.stop().await,
         }

@@ -200,6 +200,7 @@ async fn sending(runtime: Arc<Runtime>, room: String) {
             Pass::Wait(wait) => {
                 let until = runtime.clock.now() + wait;
                 tokio::select! {
+                    biased;
                     () = runtime.clock.sleep_until(until) => {}
                     () = &mut closing => {
                         runtime.sender.rooms.lock().remove(&room);
@@ -327,6 +328,7 @@ fn mark_later(runtime: &Arc<Runtime>, room: &str, up_to: u64, me: Incarnation) {
             shared.store.mark_sent(&room, up_to, me, MARK_WITHIN).await.ok()
         };
         let marked = tokio::select! {
+            biased;
             marked = riding => marked,
             () = shared.reached(Phase::Closing) => None,
         };
@@ -362,6 +364,7 @@ async fn mark(runtime: &Runtime, room: &str, up_to: u64, me: Incarnation) -> Opt
                 tracing::warn!(%room, %error, "what was sent is not recorded yet");
                 let until = runtime.clock.now() + back_off(attempt);
                 tokio::select! {
+                    biased;
                     () = runtime.clock.sleep_until(until) => {}
                     () = runtime.reached(Phase::Cutting) => return Some(Pass::GiveUp),
                 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{broadcast, watch};
+use tokio::sync::broadcast;
 use tokio::task::JoinHandle;
 
 use super::builder::ProviderSession;
@@ -19,6 +19,7 @@ use super::{schedule, turns};
 use crate::coordinator::{CoordinatorEvent, LostReason};
 use crate::provider::{Closed, Link, Provider};
 use crate::store::{Authority, CommitError, Op};
+use crate::watch;
 
 /// Wait before a provider that ended is started again.
 const RESTART_WAIT: Duration = Duration::from_secs(3);
@@ -261,6 +262,7 @@ async fn keep_open(
         }
     };
     tokio::select! {
+        biased;
         closed = again => closed,
         () = deaf(runtime, provider.id(), down) => Closed::ByPeer,
     }
@@ -283,6 +285,7 @@ async fn deaf(runtime: &Runtime, provider: &str, down: Duration) {
             }
             let lasts = runtime.clock.now() + RESTART_WAIT;
             tokio::select! {
+                biased;
                 () = runtime.clock.sleep_until(lasts) => break,
                 _ = all.wait_for(|all| !is(all)) => {}
             }
@@ -320,6 +323,7 @@ async fn leading(runtime: Arc<Runtime>, provider: Arc<dyn Provider>, down: Durat
         let link = Link::new(Arc::new(inbox), runtime.closing.subscribe());
         let mut closed = None;
         tokio::select! {
+            biased;
             how = keep_open(&runtime, &provider, &link, down) => {
                 closed = Some(how);
                 reason = FollowReason::SteppedDown;

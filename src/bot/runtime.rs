@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 
 use super::builder::OnUnknown;
@@ -23,6 +23,7 @@ use crate::clock::Clock;
 use crate::coordinator::{Coordinator, Lead, Sticky};
 use crate::provider::{Provider, SendError};
 use crate::store::Store;
+use crate::watch;
 
 /// Chats handled at once; further turns wait, granted, until one is done.
 pub(crate) const TURNS_AT_ONCE_MAX: usize = 4096;
@@ -82,7 +83,7 @@ pub(crate) struct Runtime {
     pub(crate) sender: Sender,
     pub(crate) phase: watch::Sender<Phase>,
     /// True once providers are to stop; what [`crate::provider::Link::closing`] waits for.
-    pub(crate) closing: watch::Sender<bool>,
+    pub(crate) closing: tokio::sync::watch::Sender<bool>,
     /// One permit a running turn.
     pub(crate) turns: Arc<Semaphore>,
     /// Every task of this bot, so that a stop can await them.

@@ -321,6 +321,7 @@ impl Scope {
     async fn over(&self) {
         let until = self.now() + self.settle();
         tokio::select! {
+            biased;
             _ = self.turn.lost() => {}
             () = self.runtime.clock.sleep_until(until) => {}
             () = self.runtime.reached(Phase::Cutting) => {}

@@ -280,6 +280,7 @@ impl Job {
     async fn pause(&self, wait: Duration) {
         let until = self.runtime.clock.now() + wait;
         tokio::select! {
+            biased;
             () = self.runtime.clock.sleep_until(until) => {}
             _ = self.scope.turn().lost() => {}
             () = self.runtime.reached(Phase::Cutting) => {}

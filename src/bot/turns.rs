@@ -64,6 +64,7 @@ async fn journaled_turn(runtime: Arc<Runtime>, turn: Turn, record: JournalRecord
 pub(crate) async fn ticketed(runtime: Arc<Runtime>, mut ticket: Ticket, message: Message) {
     let until = runtime.clock.now() + runtime.turn_wait;
     let turn = tokio::select! {
+        biased;
         turn = runtime.coordinator.wait_turn(&mut ticket, until) => turn,
         () = runtime.reached(Phase::Cutting) => return,
     };

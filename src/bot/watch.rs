@@ -71,7 +71,8 @@ impl Watch {
         let number = state.next;
         state.next += 1;
         state.running.insert(number, scope.clone());
-        if !state.started {
+        // In a simulation no step blocks the one thread there is.
+        if !state.started && crate::outside::has_threads() {
             state.started = true;
             let shared = self.shared.clone();
             let thread = std::thread::Builder::new().name("botmesh-watch".to_owned());

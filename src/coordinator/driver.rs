@@ -78,6 +78,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
     let mut namesakes = Namesakes::default();
     loop {
         let opened = tokio::select! {
+            biased;
             opened = open(&shared) => opened,
             () = shared.asked_to_close() => break,
         };
@@ -128,6 +129,7 @@ async fn open(shared: &Arc<Shared>) -> Opened {
         }
     };
     tokio::select! {
+        biased;
         opened = attempts => opened,
         () = report => unreachable!("it reports for ever"),
     }
@@ -215,6 +217,7 @@ async fn close(shared: &Shared, closing: Command, within: Duration) {
     loop {
         let asked = shared.execute(closing.clone(), deadline);
         let answer = tokio::select! {
+            biased;
             answer = asked => answer,
             () = shared.clock.sleep_until(deadline) => return,
         };
@@ -245,10 +248,7 @@ async fn dispatch(shared: &Shared, session: &Session, mut events: SessionEvents)
     let mut batch = Vec::new();
     loop {
         tokio::select! {
-            got = events.recv_many(&mut batch, 256) => if got == 0 {
-                // Another listener took over this session: two coordinators never share one.
-                return LostReason::Superseded;
-            },
+            biased;
             Some(letter) = dead_letters.recv() => {
                 if let Effect::DeadLettered { prefix, chat, ticket, id } = letter
                     && prefix == shared.prefix
@@ -256,6 +256,10 @@ async fn dispatch(shared: &Shared, session: &Session, mut events: SessionEvents)
                     shared.tell(CoordinatorEvent::DeadLettered { chat, ticket, id });
                 }
             }
+            got = events.recv_many(&mut batch, 256) => if got == 0 {
+                // Another listener took over this session: two coordinators never share one.
+                return LostReason::Superseded;
+            },
         }
         let mut grants = Vec::new();
         for event in batch.drain(..) {
@@ -382,6 +386,7 @@ async fn renew_once(
         let deadline = (shared.clock.now() + lease / 3).min(tenure.until());
         let asked = shared.execute(Command::RenewSession { session, seq: Some(seq) }, deadline);
         let answer = tokio::select! {
+            biased;
             answer = asked => answer,
             // Its own deadline is the carrier's to keep; one that does not must not stop this.
             () = shared.clock.sleep_until(deadline) => continue,
@@ -411,9 +416,11 @@ async fn give_back(
     let mut under_way = FuturesUnordered::new();
     loop {
         let next = tokio::select! {
+            biased;
+            // First: what is under way goes on only when it is looked at.
+            Some(()) = under_way.next(), if !under_way.is_empty() => continue,
             Some(next) = returned.recv() => next,
             Some(next) = orphans.recv() => next,
-            Some(()) = under_way.next(), if !under_way.is_empty() => continue,
             else => return,
         };
         under_way.push(release(shared, session.incarnation(), lease, next));
@@ -441,12 +448,13 @@ async fn sticking(
             }
         };
         tokio::select! {
+            biased;
             // The coordinator keeps the sender.
             _ = how.changed() => {}
+            Some(()) = under_way.next(), if !under_way.is_empty() => {}
             Some(queue) = stranded.recv() => {
                 under_way.push(requeue(shared, session, lease, queue));
             }
-            Some(()) = under_way.next(), if !under_way.is_empty() => {}
             () = next_look => {}
         }
     }
@@ -505,6 +513,7 @@ async fn release(shared: &Shared, session: Incarnation, lease: Duration, returne
         let deadline = shared.clock.now() + lease / 6;
         let asked = shared.execute_by(command.clone(), latest, deadline);
         let outcome = tokio::select! {
+            biased;
             outcome = asked => outcome,
             () = shared.clock.sleep_until(deadline) => continue,
         };

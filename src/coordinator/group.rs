@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use tokio::sync::{broadcast, mpsc, watch};
+use tokio::sync::{broadcast, mpsc};
 use tokio::task::JoinHandle;
 
 use super::driver::{self, may_repeat};
@@ -14,10 +14,9 @@ use super::group_clock::GroupClock;
 use super::place::Place;
 use super::session::{Journaled, Session};
 use super::sticky::Sticky;
-use super::under;
 use super::{
     CoordinationError, Coordinator, CoordinatorEvent, JournaledTurn, Lead, LostReason, Ticket,
-    Turn, UnavailableCause,
+    Turn, UnavailableCause, under,
 };
 use crate::clock::{BootInstant, Clock};
 use crate::group::{ExecuteError, Group, Unavailable, look};
@@ -83,11 +82,11 @@ pub(super) struct Shared {
     pub(super) prefix: Prefix,
     pub(super) replica: ReplicaId,
     pub(super) lease: Duration,
-    pub(super) phase: watch::Sender<Phase>,
+    pub(super) phase: crate::watch::Sender<Phase>,
     pub(super) journaled: mpsc::UnboundedSender<Journaled>,
     events: broadcast::Sender<CoordinatorEvent>,
     /// How turns stay here, for this session and the next ones.
-    pub(super) sticky: watch::Sender<Option<Sticky>>,
+    pub(super) sticky: crate::watch::Sender<Option<Sticky>>,
     /// Why the last question to the group had no answer.
     trouble: Mutex<Option<Unavailable>>,
 }
@@ -214,6 +213,7 @@ impl Shared {
                 }
             }
             tokio::select! {
+                biased;
                 // `self` keeps the sender.
                 _ = phase.changed() => {}
                 () = self.clock.sleep_until(deadline) => {
@@ -245,6 +245,7 @@ impl Shared {
             // Where the session is lost meanwhile, what was taken ends with it.
             let asked = self.execute(command, deadline);
             let answer = tokio::select! {
+                biased;
                 answer = asked => answer,
                 _ = session.tenure.lost() => continue,
                 () = self.clock.sleep_until(deadline) => return Err(self.unavailable(&queue, since)),
@@ -339,10 +340,10 @@ impl GroupCoordinator {
             prefix,
             replica: options.replica_id.unwrap_or_else(ReplicaId::random),
             lease: options.lease.max(LEASE_MIN),
-            phase: watch::channel(Phase::New).0,
+            phase: crate::watch::channel(Phase::New).0,
             journaled,
             events: broadcast::channel(EVENTS_KEPT).0,
-            sticky: watch::channel(None).0,
+            sticky: crate::watch::channel(None).0,
             trouble: Mutex::default(),
         });
         let owner = Owner {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot};
 
 use super::place::{Granted, Place};
 use super::sticky::Home;
@@ -21,6 +21,7 @@ use super::{CoordinationError, LostReason};
 use crate::clock::{BootInstant, Clock};
 use crate::machine::{Grant, QueueKey};
 use crate::types::{ChatKey, Fence, Incarnation, TicketId};
+use crate::watch;
 
 /// A ticket that its holder gave back, for the session's task to end in the group.
 #[derive(Debug)]
@@ -264,6 +265,7 @@ macro_rules! guard {
                         }
                     };
                     tokio::select! {
+                        biased;
                         reason = cut => reason,
                         reason = tenure.lost() => reason,
                     }

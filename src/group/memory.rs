@@ -185,6 +185,7 @@ async fn keep_deadlines(hub: Weak<Inner>, clock: Arc<dyn Clock>, earlier: Arc<No
             continue;
         };
         tokio::select! {
+            biased;
             () = clock.sleep_until(next) => {}
             () = earlier.notified() => {}
         }

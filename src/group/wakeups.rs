@@ -9,10 +9,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 
 use crate::machine::{Effect, QueueKey, RowKey};
 use crate::types::{Incarnation, Prefix, TicketId};
+use crate::watch;
 
 /// What can be waited for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -14,19 +14,27 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use tokio::sync::watch;
 
 use super::{
     Capabilities, Closed, Delivered, Delivery, Link, Provider, ProviderError, SendError, SentId,
     Webhook,
 };
 use crate::types::{ChatKey, Message};
+use crate::watch;
 
 /// How long a user waits for a reply, and for the bot to be there at all.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Numbers what is said, in this whole process: two providers of one id may play two replicas.
 static SAID: AtomicU64 = AtomicU64::new(1);
+
+fn number() -> u64 {
+    #[cfg(feature = "test-util")]
+    if let Some(number) = crate::outside::seeded::number() {
+        return number;
+    }
+    SAID.fetch_add(1, Ordering::Relaxed)
+}
 
 /// One reply a user got.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -191,6 +199,7 @@ impl Provider for ScriptedProvider {
         self.inner.link.send_replace(Some(link.clone()));
         link.connected(&self.id, true);
         tokio::select! {
+            biased;
             () = link.closing() => Ok(Closed::Asked),
             // The sender is this provider's own.
             _ = up.wait_for(|up| !up) => Ok(Closed::ByPeer),
@@ -246,7 +255,7 @@ impl ScriptedUser {
     /// # Panics
     /// Where the bot does not take it.
     pub async fn says(&self, text: &str) -> &Self {
-        let id = format!("{}-{}", self.chat.chat, SAID.fetch_add(1, Ordering::Relaxed));
+        let id = format!("{}-{}", self.chat.chat, number());
         self.says_as(&id, text).await;
         self
     }
@@ -262,6 +271,14 @@ impl ScriptedUser {
             Ok(delivered) => delivered[0],
             Err(error) => panic!("{}: {text:?} was not taken: {error}", self.chat),
         }
+    }
+
+    /// Says something under an id of the test's choice, where a bot runs this replica's session;
+    /// whether it was taken.
+    pub async fn offers(&self, id: &str, text: &str) -> bool {
+        let link = self.provider.inner.link.borrow().clone();
+        let Some(link) = link else { return false };
+        link.deliver(vec![Message::text(id, self.chat.clone(), text)]).await.is_ok()
     }
 
     /// Listens for the next reply, which has to be this text.

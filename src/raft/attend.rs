@@ -32,6 +32,7 @@ use super::node::Inner;
 use super::peers::Lane;
 use super::server::{Answer, Asked};
 use super::types::Vote;
+use super::way::Lost;
 use super::wire;
 use crate::codec::Kind;
 use crate::types::{NodeId, ProcessToken};
@@ -135,7 +136,11 @@ async fn open(
     let body = wire::seal(Kind::Request, &member.peers.header(leader), &Attend);
     let request = member.peers.client(Lane::Attend).post(format!("http://{address}/raft/attend"));
     let greeted = async {
-        let mut response = request.body(body).send().await.map_err(|error| failed(&error))?;
+        let response = member.peers.send(request.body(body)).await;
+        let mut response = response.map_err(|lost| match lost {
+            Lost::Refused(_) => Failed::Refused,
+            other => Failed::Otherwise(other.why().to_owned()),
+        })?;
         if response.status() != StatusCode::OK {
             return Err(Failed::Otherwise(format!("status {}", response.status())));
         }
@@ -185,19 +190,4 @@ async fn end(mut stream: reqwest::Response) -> &'static str {
             Err(_) => return "broken",
         }
     }
-}
-
-/// Tells a refused connection from everything else that can go wrong with a request.
-fn failed(error: &reqwest::Error) -> Failed {
-    let mut cause: Option<&dyn std::error::Error> = Some(error);
-    while let Some(one) = cause {
-        let refused = one
-            .downcast_ref::<io::Error>()
-            .is_some_and(|io| io.kind() == io::ErrorKind::ConnectionRefused);
-        if refused && error.is_connect() {
-            return Failed::Refused;
-        }
-        cause = one.source();
-    }
-    Failed::Otherwise(super::peers::root_cause(error))
 }

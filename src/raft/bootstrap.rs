@@ -21,7 +21,8 @@ use super::error::NodeError;
 use super::identity::{Identity, KnownPeer};
 use super::member::{Leader, Member};
 use super::node::{Inner, Phase};
-use super::peers::{Lane, root_cause};
+use super::peers::Lane;
+use super::way::Lost;
 use super::{Status, levels};
 use crate::types::NodeId;
 
@@ -98,18 +99,16 @@ async fn ask_to_join(
         wait_ms,
     };
     let within = JOIN_WITHIN + Duration::from_millis(wait_ms.unwrap_or(0));
-    let response = inner
+    let request = inner
         .clients
         .of(Lane::Forward)
         .post(format!("http://{address}/cluster/join"))
         .header(levels::HEADER, inner.options.command_level)
         .timeout(within)
-        .json(&request)
-        .send()
-        .await
-        .map_err(|error| root_cause(&error))?;
+        .json(&request);
+    let response = inner.clients.send(request).await.map_err(why)?;
     let status = response.status();
-    let body = response.bytes().await.map_err(|error| root_cause(&error))?;
+    let body = response.bytes().await.map_err(why)?;
     if status.is_success() {
         return serde_json::from_slice(&body).map_err(|error| error.to_string());
     }
@@ -129,6 +128,11 @@ async fn enter(inner: &Arc<Inner>, answer: JoinAnswer) -> Result<(), NodeError> 
     inner.become_member(Identity { cluster_id, node_id: answer.node_id, name, peers }).await
 }
 
+/// Why there is no answer, in words.
+fn why(lost: impl Into<Lost>) -> String {
+    lost.into().why().to_owned()
+}
+
 /// What another expected replica says.
 enum Seen {
     /// It has no group yet; its name.
@@ -146,12 +150,12 @@ async fn look_at(inner: &Inner, address: &str) -> Seen {
         .get(format!("http://{address}/cluster/status"))
         .timeout(ASK_WITHIN);
     let answered = async {
-        let response = request.send().await.map_err(|error| root_cause(&error))?;
+        let response = inner.clients.send(request).await.map_err(why)?;
         let status = response.status();
         if !status.is_success() {
             return Err(format!("status {status}"));
         }
-        response.json::<Status>().await.map_err(|error| root_cause(&error))
+        response.json::<Status>().await.map_err(why)
     };
     match answered.await {
         Ok(Status { cluster_id: Some(id), .. }) => match Uuid::parse_str(&id) {

@@ -21,11 +21,11 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use openraft::async_runtime::WatchReceiver;
 use openraft::raft::TransferLeaderRequest;
-use rand::Rng;
 
 use super::member::Member;
 use super::suspect;
 use super::types::{LogId, Vote};
+use crate::outside;
 use crate::types::NodeId;
 
 /// After how many heartbeats this gives up; the election timer goes on then.
@@ -105,7 +105,7 @@ pub(super) async fn run(member: &Member, dead: Vote) {
         if now == from {
             transfer(member, from, member.id(), pace.again_max).await;
         }
-        let within = rand::rng().random_range(pace.again_min..=pace.again_max);
+        let within = outside::between(pace.again_min, pace.again_max);
         if elected(member, dead, within).await {
             return;
         }

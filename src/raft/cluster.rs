@@ -19,8 +19,9 @@ use uuid::Uuid;
 use super::member::{Leader, Member};
 use super::membership::{self, Applicant, MembershipError};
 use super::node::Inner;
-use super::peers::{Lane, root_cause};
+use super::peers::Lane;
 use super::types::Peer;
+use super::way::Lost;
 use super::{NodeStatus, Role, Status, levels, process};
 use crate::group::Unavailable;
 use crate::supervise::DEATH_PATH;
@@ -289,9 +290,10 @@ async fn pass<Q: Serialize, A: DeserializeOwned>(
         Some(level) => passed.header(levels::HEADER, level),
         None => passed,
     };
-    let response = passed.json(request).send().await.map_err(|error| lost(root_cause(&error)))?;
+    let response = inner.clients.send(passed.json(request)).await;
+    let response = response.map_err(|error| lost(error.why().to_owned()))?;
     let status = response.status();
-    let body = response.bytes().await.map_err(|error| lost(root_cause(&error)))?;
+    let body = response.bytes().await.map_err(|error| lost(Lost::from(error).why().to_owned()))?;
     if status.is_success() {
         return serde_json::from_slice(&body).map_err(|error| lost(error.to_string()));
     }

@@ -37,6 +37,7 @@ use super::files::{self, OpenError};
 use super::marker::Marker;
 use super::process::Occupancy;
 use crate::codec::{self, Kind};
+use crate::outside;
 use crate::types::{NodeId, ProcessToken};
 
 /// How long an opening waits for an earlier node of the same process to let go: its last task may
@@ -159,8 +160,8 @@ impl DataDir {
         }
         let boot = Boot {
             counter: before.map_or(1, |boot| boot.counter + 1),
-            nonce: Uuid::new_v4(),
-            join_nonce: before.map_or_else(Uuid::new_v4, |boot| boot.join_nonce),
+            nonce: outside::uuid(),
+            join_nonce: before.map_or_else(outside::uuid, |boot| boot.join_nonce),
         };
         store(&boot_path, Kind::Boot, &boot)?;
 
@@ -316,7 +317,7 @@ impl DataDir {
             store(&root.join("former"), Kind::Identity, was)?;
         }
         // The old nonce is the old member's: asking under it again would be answered with its id.
-        boot.join_nonce = Uuid::new_v4();
+        boot.join_nonce = outside::uuid();
         store(&root.join("boot"), Kind::Boot, &*boot)?;
         for name in
             ["identity", "log", "state", "snapshots", "log.marker", "log.tail", "quarantine"]

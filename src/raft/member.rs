@@ -27,6 +27,7 @@ use super::{Role, Timing};
 use crate::clock::{BootInstant, Clock};
 use crate::group::Unavailable;
 use crate::machine::{BatchReply, ClientId, Command, Machine};
+use crate::outside;
 use crate::types::NodeId;
 
 /// A leader that was not heard for this many heartbeats is not asked.
@@ -255,7 +256,7 @@ impl Member {
     /// Where the next snapshot that comes in is written.
     pub(crate) fn incoming_snapshot(&self) -> std::io::Result<PathBuf> {
         std::fs::create_dir_all(&self.incoming)?;
-        Ok(self.incoming.join(format!("{}", uuid::Uuid::new_v4().simple())))
+        Ok(self.incoming.join(format!("{}", outside::uuid().simple())))
     }
 
     /// One ReadIndex round: up to where to apply.

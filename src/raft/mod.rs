@@ -24,16 +24,20 @@ mod peers;
 mod process;
 mod proposals;
 mod room;
+mod runtime;
 mod secret;
 mod server;
 mod session_clock;
 mod settings;
+#[cfg(feature = "test-util")]
+pub(crate) mod simulated;
 mod snapshot;
 mod state_store;
 mod status;
 mod suspect;
 mod types;
 mod watch;
+mod way;
 mod wire;
 
 pub use cluster::{

@@ -151,7 +151,7 @@ impl RaftNetworkV2<TypeConfig> for Link {
         cancel: impl Future<Output = ReplicationClosed> + Send + 'static,
         _option: RPCOption,
     ) -> Result<SnapshotResponse<TypeConfig>, StreamingError<TypeConfig>> {
-        futures_util::select! {
+        futures_util::select_biased! {
             closed = cancel.fuse() => Err(StreamingError::Closed(closed)),
             sent = self.send_snapshot(vote, snapshot.meta, snapshot.snapshot).fuse() => sent
                 .map_err(|error| match self.error(RPCTypes::InstallSnapshot, error) {
@@ -201,6 +201,18 @@ fn chunks(
     })
 }
 
+/// The head and behind it the file.
+async fn body(mut head: Vec<u8>, file: &std::path::Path) -> std::io::Result<reqwest::Body> {
+    #[cfg(feature = "test-util")]
+    if crate::outside::seeded::is_on() {
+        head.extend(std::fs::read(file)?);
+        return Ok(head.into());
+    }
+    let source = tokio::fs::File::open(file).await?;
+    let head = futures_util::stream::iter([Ok(bytes::Bytes::from(std::mem::take(&mut head)))]);
+    Ok(reqwest::Body::wrap_stream(futures_util::StreamExt::chain(head, chunks(source))))
+}
+
 impl Link {
     /// Sends the head and then the file, as one request.
     async fn send_snapshot(
@@ -218,19 +230,16 @@ impl Link {
         let head = wire::seal(Kind::Request, &self.peers.header(self.target), &start);
         let mut first = (head.len() as u32).to_le_bytes().to_vec();
         first.extend_from_slice(&head);
-        let source = tokio::fs::File::open(&file.path).await.map_err(broken)?;
-        let head = futures_util::stream::iter([Ok(bytes::Bytes::from(first))]);
-        let body = futures_util::StreamExt::chain(head, chunks(source));
+        let body = body(first, &file.path).await.map_err(broken)?;
         let within = snapshot_deadline(file.bytes);
-        let response = self
+        let request = self
             .peers
             .client(Lane::Snapshot)
             .post(format!("http://{address}/raft/snapshot"))
             .timeout(within)
-            .body(reqwest::Body::wrap_stream(body))
-            .send()
-            .await
-            .map_err(|error| super::peers::failed(&address, within, &error))?;
+            .body(body);
+        let response = self.peers.send(request).await;
+        let response = response.map_err(|lost| super::peers::failed(&address, within, lost))?;
         self.peers.answer(response, self.target, &address, within).await
     }
 }

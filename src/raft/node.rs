@@ -21,12 +21,11 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use openraft::Raft;
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use uuid::Uuid;
 
 use super::error::NodeError;
+use super::hooks::Hook;
 use super::identity::{DataDir, Identity};
 use super::levels::Levels;
 use super::log_store::{LogOptions, LogStore};
@@ -40,14 +39,16 @@ use super::settings::settings;
 use super::state_store::{Memory, StateOptions, StateStore};
 use super::types::Peer;
 use super::{
-    ApplyHook, NodeOptions, OpenError, Readiness, Start, Status, bootstrap, cluster, membership,
-    process, server, watch as watching,
+    NodeOptions, OpenError, Readiness, Start, Status, bootstrap, cluster, membership, process,
+    server, watch as watching,
 };
 use crate::clock::{BootInstant, Clock};
 use crate::group::{ExecuteError, Group, Unavailable, Wakeups};
-use crate::machine::{Batch, BatchReply, Command, Effect, LEVEL_LOWEST, Machine};
+use crate::machine::{Command, LEVEL_LOWEST, Machine};
+use crate::outside;
 use crate::supervise::{self, Link};
 use crate::types::{NodeId, ProcessToken, check_name};
+use crate::watch;
 
 /// The founder's id; every other is allocated by the group (DESIGN 2).
 const FOUNDER: NodeId = 1;
@@ -224,7 +225,7 @@ impl Node {
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, OpenError> + Send + 'static,
 ) -> Result<T, NodeError> {
-    match tokio::task::spawn_blocking(work).await {
+    match outside::off_thread(work).await {
         Ok(done) => Ok(done?),
         Err(error) => Err(NodeError::Raft(error.to_string())),
     }
@@ -352,6 +353,7 @@ impl Inner {
         let inner = self.clone();
         self.tasks.spawn(async move {
             let found = tokio::select! {
+                biased;
                 () = inner.stop.cancelled() => return,
                 found = search => found,
             };
@@ -365,7 +367,7 @@ impl Inner {
     /// Founds a group of one.
     pub(crate) async fn found(self: &Arc<Self>) -> Result<(), NodeError> {
         let identity = Identity {
-            cluster_id: Uuid::new_v4(),
+            cluster_id: outside::uuid(),
             node_id: FOUNDER,
             name: self.options.name.clone(),
             peers: Vec::new(),
@@ -398,12 +400,25 @@ impl Inner {
             proposals: proposals.clone(),
             sessions: sessions.clone(),
             wakeups: self.wakeups.clone(),
+            #[cfg(feature = "test-util")]
+            simulated: self.options.simulated.clone(),
         });
         let opening = dir.clone();
-        let state_options =
-            StateOptions { level: self.options.command_level, ..StateOptions::default() };
+        let state_options = StateOptions {
+            level: self.options.command_level,
+            cuts: !self.options.is_simulated(),
+            ..StateOptions::default()
+        };
+        #[cfg(feature = "test-util")]
+        let simulated = self.options.simulated.clone();
         let (room, log, state, pristine) = blocking(move || {
             let room = Arc::new(Room::new(opening.root(), limits.disk_low_water));
+            #[cfg(feature = "test-util")]
+            let log = match simulated {
+                Some(place) => LogStore::simulated(&opening, place.disk()),
+                None => LogStore::open(&opening, LogOptions::default())?,
+            };
+            #[cfg(not(feature = "test-util"))]
             let log = LogStore::open(&opening, LogOptions::default())?;
             let pristine = log.is_pristine();
             let state = StateStore::open(&opening, &log, state_options, hook, Some(room.clone()))?;
@@ -496,29 +511,6 @@ impl Inner {
     }
 }
 
-/// What the state store calls.
-#[derive(Debug)]
-struct Hook {
-    proposals: Arc<Proposals>,
-    sessions: Arc<SessionClock>,
-    wakeups: Wakeups,
-}
-
-impl ApplyHook for Hook {
-    fn applied(&self, _index: u64, batch: &Batch, reply: BatchReply, effects: Vec<Effect>) {
-        self.sessions.observe(&effects);
-        // Effects first: who is answered may look for them at once.
-        self.wakeups.dispatch(effects);
-        self.proposals.landed(batch, reply);
-    }
-
-    fn installed(&self, machine: &Machine) {
-        self.sessions.rearm(machine);
-        self.proposals.installed(machine);
-        self.wakeups.raise_all();
-    }
-}
-
 #[async_trait]
 impl Group for Node {
     fn node_id(&self) -> NodeId {
@@ -560,6 +552,7 @@ impl Group for Node {
             }
         };
         tokio::select! {
+            biased;
             passed = passed => passed,
             () = member.clock.sleep_until(deadline) => Err(member
                 .hindrance()

@@ -145,6 +145,10 @@ pub struct NodeOptions {
     /// like an older program, for tests of groups of mixed versions.
     #[doc(hidden)]
     pub command_level: u32,
+    /// Where in a simulation the node is, if it is in one.
+    #[cfg(feature = "test-util")]
+    #[doc(hidden)]
+    pub simulated: Option<super::simulated::Place>,
 }
 
 impl NodeOptions {
@@ -167,7 +171,21 @@ impl NodeOptions {
             limits: NodeLimits::default(),
             machine: Limits::default(),
             command_level: LEVEL,
+            #[cfg(feature = "test-util")]
+            simulated: None,
         }
+    }
+
+    /// Whether the node is in a simulation.
+    #[cfg(feature = "test-util")]
+    pub(crate) fn is_simulated(&self) -> bool {
+        self.simulated.is_some()
+    }
+
+    /// Whether the node is in a simulation.
+    #[cfg(not(feature = "test-util"))]
+    pub(crate) fn is_simulated(&self) -> bool {
+        false
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use reqwest::{Client, StatusCode};
+use reqwest::{Client, RequestBuilder, Response, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
@@ -19,6 +19,7 @@ use super::NodeOptions;
 use super::group_time::GroupTime;
 use super::identity::DataDir;
 use super::levels::{self, Levels};
+use super::way::Lost;
 use super::wire::{self, Header, Refusal};
 use crate::clock::{BootInstant, Clock};
 use crate::codec::Kind;
@@ -56,6 +57,8 @@ pub(crate) struct Clients {
     snapshot: Client,
     forward: Client,
     attend: Client,
+    #[cfg(feature = "test-util")]
+    simulated: Option<super::simulated::Place>,
 }
 
 impl Clients {
@@ -84,7 +87,15 @@ impl Clients {
         let attend = build().pool_max_idle_per_host(0).tcp_keepalive(ALIVE).build()?;
         let [beat, append, snapshot, forward] =
             [build().build()?, build().build()?, build().build()?, build().build()?];
-        Ok(Self { beat, append, snapshot, forward, attend })
+        Ok(Self {
+            beat,
+            append,
+            snapshot,
+            forward,
+            attend,
+            #[cfg(feature = "test-util")]
+            simulated: options.simulated.clone(),
+        })
     }
 
     /// The client of a kind of traffic.
@@ -96,6 +107,24 @@ impl Clients {
             Lane::Forward => &self.forward,
             Lane::Attend => &self.attend,
         }
+    }
+
+    /// Sends a request and returns once the head of the answer is there.
+    pub(crate) async fn send(&self, request: RequestBuilder) -> Result<Response, Lost> {
+        #[cfg(feature = "test-util")]
+        if let Some(place) = &self.simulated {
+            return place.send(request.build()?).await;
+        }
+        Ok(request.send().await?)
+    }
+
+    /// Whether somebody accepts a connection there.
+    pub(crate) async fn knock(&self, address: &str) -> bool {
+        #[cfg(feature = "test-util")]
+        if let Some(place) = &self.simulated {
+            return place.knock(address);
+        }
+        tokio::net::TcpStream::connect(address).await.is_ok()
     }
 }
 
@@ -270,6 +299,11 @@ impl Peers {
         self.clients.of(lane)
     }
 
+    /// See [`Clients::send`].
+    pub(crate) async fn send(&self, request: RequestBuilder) -> Result<Response, Lost> {
+        self.clients.send(request).await
+    }
+
     /// Asks a peer and waits for its checked answer.
     pub(crate) async fn call<Q, A>(
         &self,
@@ -291,23 +325,23 @@ impl Peers {
             .post(format!("http://{address}{path}"))
             .timeout(within)
             .header(levels::HEADER, self.levels.announcement())
-            .body(body)
-            .send();
-        let response = request.await.map_err(|error| failed(address, within, &error))?;
+            .body(body);
+        let response = self.clients.send(request).await;
+        let response = response.map_err(|lost| failed(address, within, lost))?;
         self.answer(response, to, address, within).await
     }
 
     /// Reads and checks the answer of a peer.
     pub(crate) async fn answer<A: DeserializeOwned>(
         &self,
-        response: reqwest::Response,
+        response: Response,
         to: NodeId,
         address: &str,
         within: Duration,
     ) -> Result<A, CallError> {
         let status = response.status();
         let said = response.headers().get(levels::HEADER).cloned();
-        let body = response.bytes().await.map_err(|error| failed(address, within, &error))?;
+        let body = response.bytes().await.map_err(|error| failed(address, within, error.into()))?;
         if status != StatusCode::OK {
             return Err(self.refused(address, status, &body));
         }
@@ -339,22 +373,11 @@ impl Peers {
 }
 
 /// What a failed request means.
-pub(crate) fn failed(address: &str, within: Duration, error: &reqwest::Error) -> CallError {
+pub(crate) fn failed(address: &str, within: Duration, lost: Lost) -> CallError {
     let address = address.to_owned();
-    if error.is_connect() {
-        return CallError::Connect { address, why: root_cause(error) };
+    match lost {
+        Lost::Refused(why) | Lost::Connect(why) => CallError::Connect { address, why },
+        Lost::Timeout(_) => CallError::Timeout { address, within },
+        Lost::Broken(why) => CallError::Broken { address, why },
     }
-    if error.is_timeout() {
-        return CallError::Timeout { address, within };
-    }
-    CallError::Broken { address, why: root_cause(error) }
-}
-
-/// The innermost cause: reqwest's own text only names the URL.
-pub(crate) fn root_cause(error: &dyn std::error::Error) -> String {
-    let mut cause = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
 }

@@ -128,6 +128,7 @@ pub(crate) fn spawn(inner: &Arc<Inner>, member: &Arc<Member>) {
     let stop = inner.stop.clone();
     inner.tasks.spawn(async move {
         tokio::select! {
+            biased;
             () = stop.cancelled() => {}
             _ = futures_util::future::join(declare, introduce) => {}
         }
@@ -147,7 +148,7 @@ async fn declare_predecessors(inner: Arc<Inner>, member: Arc<Member>) {
     }
     if !predecessors.is_empty()
         && let Ok(Err(error)) =
-            tokio::task::spawn_blocking(move || dir.predecessors_declared()).await
+            crate::outside::off_thread(move || dir.predecessors_declared()).await
     {
         tracing::debug!(%error, "the dead will be declared once more");
     }

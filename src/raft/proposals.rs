@@ -325,6 +325,7 @@ impl Proposals {
                 }
                 Some(Some(latest)) if self.clock.now() < latest => {
                     tokio::select! {
+                        biased;
                         () = filled => {}
                         () = self.clock.sleep_until(latest) => {}
                     }

@@ -191,7 +191,7 @@ pub(crate) async fn watch(member: Arc<Member>) {
     let mut said_slow: Option<BootInstant> = None;
     loop {
         let looking = member.room.clone();
-        let Ok(is_short) = tokio::task::spawn_blocking(move || looking.look()).await else {
+        let Ok(is_short) = crate::outside::off_thread(move || looking.look()).await else {
             return; // The runtime is going away.
         };
         if is_short != was_short {

@@ -32,6 +32,7 @@ use super::wire::{
 use super::{attend, levels, suspect};
 use crate::codec::{DECODE_BYTES_MAX, Kind};
 use crate::group::Unavailable;
+use crate::outside;
 
 /// Of an append: as much as decodes.
 const APPEND_BYTES_MAX: usize = DECODE_BYTES_MAX;
@@ -235,7 +236,7 @@ async fn snapshot(State(inner): State<Arc<Inner>>, body: Body) -> Answer {
         Err(error) => Err(error),
     };
     // Installed means renamed away; what is still there was not wanted.
-    let _ = tokio::fs::remove_file(&path).await;
+    let _ = outside::off_thread(move || std::fs::remove_file(&path)).await;
     asked.member.heard_leader(asked.from.from);
     Ok(answer(&asked.member, &asked.from, &response?))
 }
@@ -250,6 +251,17 @@ async fn receive(
     let wrong = |found: u64| {
         std::io::Error::other(format!("the snapshot has {found} bytes instead of {bytes}"))
     };
+    #[cfg(feature = "test-util")]
+    if crate::outside::seeded::is_on() {
+        let mut whole = first.to_vec();
+        while let Some(piece) = stream.next().await {
+            whole.extend_from_slice(&piece.map_err(std::io::Error::other)?);
+        }
+        return match whole.len() as u64 == bytes {
+            true => std::fs::write(path, &whole),
+            false => Err(wrong(whole.len() as u64)),
+        };
+    }
     let mut file = tokio::fs::File::create(path).await?;
     file.write_all(first).await?;
     let mut written = first.len() as u64;

@@ -128,6 +128,7 @@ impl SessionClock {
             // A node that does not lead only waits to be told that it does.
             let next = if leads() { next } else { BootInstant::never() };
             tokio::select! {
+                biased;
                 () = moved => {}
                 () = self.clock.sleep_until(next) => {}
             }

@@ -223,9 +223,8 @@ impl Inner {
         let unheard =
             status.nodes.iter_mut().filter(|node| !node.reachable && Some(node.id) != own);
         let knock = unheard.map(|node| async {
-            let connect = tokio::net::TcpStream::connect(node.address.as_str());
-            let answer = tokio::time::timeout(KNOCK, connect).await;
-            node.reachable = matches!(answer, Ok(Ok(_)));
+            let knock = self.clients.knock(node.address.as_str());
+            node.reachable = tokio::time::timeout(KNOCK, knock).await.unwrap_or(false);
         });
         futures_util::future::join_all(knock).await;
         status

@@ -29,7 +29,6 @@ use futures_util::future::{join_all, join3};
 use openraft::async_runtime::WatchReceiver;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
 
 use super::member::Member;
 use super::node::Inner;
@@ -39,6 +38,7 @@ use super::types::{LogId, Vote};
 use super::{attend, campaign};
 use crate::clock::BootInstant;
 use crate::types::{NodeId, ProcessToken};
+use crate::watch;
 
 /// For how many heartbeats a suspicion of another counts.
 const FRESH_BEATS: u32 = 20;
@@ -260,6 +260,7 @@ pub(super) async fn ask(
 pub(crate) async fn watch(member: Arc<Member>) {
     while let Some(vote) = next_leader(&member).await {
         tokio::select! {
+            biased;
             () = over(&member, vote) => {}
             never = stay(&member, vote) => match never {},
             () = enough(&member, vote) => {
@@ -344,6 +345,7 @@ async fn tell(member: &Member, vote: Vote) -> Infallible {
             }
         };
         tokio::select! {
+            biased;
             () = changed => {}
             () = again, if claim != Claim::Asks => {}
         }

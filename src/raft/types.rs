@@ -90,7 +90,7 @@ openraft::declare_raft_types!(
         NodeId = NodeId,
         Node = Peer,
         LeaderId = openraft::impls::leader_id_std::LeaderId<u64, u64>,
-        AsyncRuntime = openraft::impls::TokioRuntime,
+        AsyncRuntime = super::runtime::Runtime,
 );
 
 /// A log entry.

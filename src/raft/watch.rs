@@ -42,6 +42,7 @@ pub(crate) fn spawn(inner: &Arc<Inner>, member: &Arc<Member>) {
         let stop = inner.stop.clone();
         inner.tasks.spawn(async move {
             tokio::select! {
+                biased;
                 () = stop.cancelled() => {}
                 () = task => {}
             }
@@ -116,7 +117,7 @@ async fn follow_changes(inner: Arc<Inner>, member: Arc<Member>) {
         let peers = member.known_peers();
         if let Ok(dir) = inner.dir()
             && let Ok(Err(error)) =
-                tokio::task::spawn_blocking(move || dir.remember_peers(peers)).await
+                crate::outside::off_thread(move || dir.remember_peers(peers)).await
         {
             tracing::warn!(%error, "the peers were not written down");
         }

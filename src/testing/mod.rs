@@ -27,8 +27,11 @@
 //! # Ok(()) }
 //! ```
 
+mod sim;
+
 pub use crate::clock::ManualClock;
 pub use crate::coordinator::{CoordinatorOptions, MemoryCoordinator};
 pub use crate::group::{Limits, MemoryHub};
 pub use crate::provider::scripted::{Heard, ScriptedProvider, ScriptedUser};
 pub use crate::store::MemoryStore;
+pub use sim::{Gone, Replica, Sim, SimCluster, SimCounts, SimReport, SimUser};

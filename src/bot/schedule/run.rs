@@ -148,6 +148,7 @@ pub(crate) async fn durable(runtime: Arc<Runtime>, scheduled: Arc<Scheduled>) {
                 let until = worker.runtime.clock.now() + back_off(failures);
                 failures += 1;
                 tokio::select! {
+                    biased;
                     () = worker.runtime.clock.sleep_until(until) => {}
                     () = &mut closing => return,
                 }
@@ -265,6 +266,7 @@ impl Worker {
             let until = scheduler.valid_until().filter(|_| scheduler.incarnation() == Some(me));
             let Some(until) = until else { return };
             tokio::select! {
+                biased;
                 () = self.runtime.clock.sleep_until(until) => {}
                 _ = events.recv() => {}
             }
@@ -368,6 +370,7 @@ impl Worker {
             tracing::warn!(job = %self.scheduled.job, %error, "the end of a run is not recorded yet");
             let until = self.runtime.clock.now() + back_off(attempt);
             tokio::select! {
+                biased;
                 () = self.runtime.clock.sleep_until(until) => {}
                 () = self.runtime.reached(Phase::Cutting) => break,
             }

@@ -72,7 +72,7 @@ impl Tick {
     pub async fn post(&mut self, chat: &ChatKey, text: impl Into<String>) -> Result<(), PostError> {
         let id = match &self.id {
             Some(id) => format!("job-{id}-{}-{}", self.due_ms, self.posts),
-            None => format!("job-{}", uuid::Uuid::new_v4()),
+            None => format!("job-{}", crate::outside::uuid()),
         };
         self.posts += 1;
         self.handle.post_as(id, chat, text.into()).await

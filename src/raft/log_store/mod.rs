@@ -28,6 +28,8 @@ mod crash;
 mod keeper;
 mod recover;
 mod replay;
+#[cfg(feature = "test-util")]
+pub(crate) mod simulated;
 mod tail;
 #[cfg(test)]
 mod tail_tests;
@@ -144,12 +146,32 @@ struct Shared {
     stall: Stall,
     view: Arc<Mutex<View>>,
     /// Set to `None` to close.
-    queue: Mutex<Option<mpsc::Sender<Op>>>,
+    queue: Mutex<Option<Queue>>,
     writer: Mutex<Option<JoinHandle<()>>>,
-    db: sled::Db,
+    /// `None` where everything is in the view.
+    db: Option<sled::Db>,
     options: LogOptions,
     /// Keeps the directory's lock for as long as something can be read.
     _dir: DataDir,
+}
+
+/// The way to whoever makes things durable.
+#[derive(Debug)]
+enum Queue {
+    Writer(mpsc::Sender<Op>),
+    #[cfg(feature = "test-util")]
+    Simulated(simulated::Queue),
+}
+
+impl Queue {
+    /// `false` where nobody is there any more.
+    fn send(&self, op: Op) -> bool {
+        match self {
+            Self::Writer(writer) => writer.send(op).is_ok(),
+            #[cfg(feature = "test-util")]
+            Self::Simulated(writer) => writer.send(op).is_ok(),
+        }
+    }
 }
 
 impl Drop for Shared {
@@ -180,9 +202,9 @@ impl LogStore {
         let shared = Shared {
             stall,
             view,
-            queue: Mutex::new(Some(queue)),
+            queue: Mutex::new(Some(Queue::Writer(queue))),
             writer: Mutex::new(Some(writer)),
-            db,
+            db: Some(db),
             options,
             _dir: dir.clone(),
         };
@@ -229,8 +251,7 @@ impl LogStore {
         let queue = self.shared.queue.lock();
         let queue = queue.as_ref().ok_or_else(closed)?;
         let (op, value) = change(&mut view)?;
-        queue.send(op).map_err(|_| closed())?;
-        Ok(value)
+        queue.send(op).then_some(value).ok_or_else(closed)
     }
 
     /// Entries of `[start, end)`; at least one where there is one, and then no more than some
@@ -241,7 +262,8 @@ impl LogStore {
             if read.in_sled.is_empty() {
                 return Ok(read.entries);
             }
-            let (db, range) = (self.shared.db.clone(), read.in_sled.clone());
+            let Some(db) = self.shared.db.clone() else { return Ok(read.entries) };
+            let range = read.in_sled.clone();
             let older = tokio::task::spawn_blocking(move || read_sled(&db, range, bytes_max))
                 .await
                 .map_err(io::Error::other)?;

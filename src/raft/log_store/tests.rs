@@ -154,7 +154,7 @@ async fn a_truncation_of_many_chunks_that_was_cut_off_is_finished_at_the_next_op
     log.close().await;
     drop(log);
     let log = open(dir.path());
-    let db = log.shared.db.clone();
+    let db = log.shared.db.clone().unwrap();
     // As the keeper does it: the tail counts no more, the marker is lowered, the intent stated, and
     // it comes as far as the first batch.
     let plan = recover::plan_truncation(&db, Some(20)).unwrap().unwrap();
@@ -178,7 +178,7 @@ async fn a_truncation_of_many_chunks_that_was_cut_off_is_finished_at_the_next_op
 
     let (log, all) = reopened(dir.path()).await;
     assert_eq!(all, entries(1, 1..21, 20_000));
-    assert!(log.shared.db.get(chunk::key::TRUNCATION).unwrap().is_none());
+    assert!(log.shared.db.as_ref().unwrap().get(chunk::key::TRUNCATION).unwrap().is_none());
 }
 
 fn codec_seal(keep: &Option<LogId>) -> Vec<u8> {
@@ -209,7 +209,7 @@ async fn purging_forgets_whole_chunks_and_leaves_the_rest_readable() {
         assert_eq!(state.last_purged_log_id, Some(test_log_id(1, 1777)));
         assert_eq!(state.last_log_id, Some(test_log_id(1, 2002)));
         // The sweep needs no further request; it goes on while nothing else is to do.
-        let db = log.shared.db.clone();
+        let db = log.shared.db.clone().unwrap();
         wait_until(|| db.range(..chunk::key::chunk(1700, 0).to_vec()).count() <= 3).await;
     }
 }

@@ -41,7 +41,7 @@ use futures_util::{Stream, StreamExt};
 use openraft::storage::{EntryResponder, RaftSnapshotBuilder, RaftStateMachine};
 use openraft::{EntryPayload, OptionalSend};
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 
 use super::files::OpenError;
 use super::identity::DataDir;
@@ -54,6 +54,8 @@ use super::types::{
 use super::{ApplyHook, StateMark};
 use crate::codec::{self, Kind};
 use crate::machine::{Batch, Effect, Frozen, LEVEL, Machine};
+use crate::outside;
+use crate::watch;
 use batching::Waits;
 use disk::{CutAt, Disk};
 use saver::{Ask, Saver, Scrubs};
@@ -74,6 +76,8 @@ pub(crate) struct StateOptions {
     pub(crate) cache_bytes: u64,
     /// The level of commands that are understood.
     pub(crate) level: u32,
+    /// Whether there are cuts at all; without, a restart begins from the last snapshot.
+    pub(crate) cuts: bool,
 }
 
 impl Default for StateOptions {
@@ -84,6 +88,7 @@ impl Default for StateOptions {
             scrub_every: Duration::from_secs(60 * 60),
             cache_bytes: 8 << 20,
             level: LEVEL,
+            cuts: true,
         }
     }
 }
@@ -179,7 +184,8 @@ impl StateStore {
     ) -> Result<Self, OpenError> {
         let root = dir.root();
         let snapshots = Snapshots::open(root)?;
-        let (mut disk, found) = open_disk(dir, options.cache_bytes)?;
+        let opened = options.cuts.then(|| open_disk(dir, options.cache_bytes)).transpose()?;
+        let (disk, found) = opened.map_or((None, None), |(disk, found)| (Some(disk), found));
         let flushed = found.as_ref().and_then(|(at, _)| at.last_applied);
         let replica = newest(root, found, &snapshots)?;
 
@@ -201,20 +207,23 @@ impl StateStore {
         let flushed = Arc::new(Mutex::new(flushed));
         let (asks, asked) = mpsc::channel();
         let scrubs = Arc::new(Scrubs::default());
-        disk.waits = Waits { room, closing: scrubs.stop.clone() };
-        let saver = Saver {
-            replica: replica.clone(),
-            disk,
-            flushed: flushed.clone(),
-            every: options.cut_every,
-            scrub_every: options.scrub_every,
-            scrubs: scrubs.clone(),
-            _dir: dir.clone(),
-        };
-        let saver = std::thread::Builder::new()
-            .name("botmesh-state".to_owned())
-            .spawn(move || saver.run(&asked))
-            .map_err(OpenError::io(root, "starting the state's thread"))?;
+        let saver = disk.map(|mut disk| {
+            disk.waits = Waits { room, closing: scrubs.stop.clone() };
+            let saver = Saver {
+                replica: replica.clone(),
+                disk,
+                flushed: flushed.clone(),
+                every: options.cut_every,
+                scrub_every: options.scrub_every,
+                scrubs: scrubs.clone(),
+                _dir: dir.clone(),
+            };
+            std::thread::Builder::new()
+                .name("botmesh-state".to_owned())
+                .spawn(move || saver.run(&asked))
+                .map_err(OpenError::io(root, "starting the state's thread"))
+        });
+        let saver = saver.transpose()?;
         let shared = Shared {
             replica,
             applied,
@@ -227,8 +236,8 @@ impl StateStore {
             level: options.level,
             halted: watch::channel(None).0,
             scrubs,
-            asks: Mutex::new(Some(asks)),
-            saver: Mutex::new(Some(saver)),
+            asks: Mutex::new(saver.is_some().then_some(asks)),
+            saver: Mutex::new(saver),
             _dir: dir.clone(),
         };
         Ok(Self { shared: Arc::new(shared) })
@@ -370,8 +379,8 @@ impl StateStore {
     /// Hashes a state beside the applies that follow.
     fn mark(&self, index: u64, frozen: Frozen) {
         let marks = self.shared.marks.clone();
-        // Not awaited: it ends by itself, and only writes into memory it shares.
-        drop(tokio::task::spawn_blocking(move || {
+        // It only writes into memory it shares.
+        outside::aside(move || {
             let mark = StateMark { index, hash: frozen.hash() };
             let mut marks = marks.lock();
             let at = marks.partition_point(|known| known.index < index);
@@ -379,7 +388,7 @@ impl StateStore {
             while marks.len() > MARKS_MAX {
                 marks.pop_front();
             }
-        }));
+        });
     }
 
     fn snapshot_meta(&self) -> (SnapshotMeta, Frozen) {
@@ -503,10 +512,9 @@ impl RaftStateMachine<TypeConfig> for StateStore {
     ) -> io::Result<()> {
         let snapshots = self.shared.snapshots.clone();
         let installing = meta.clone();
-        let machine =
-            tokio::task::spawn_blocking(move || snapshots.install(&installing, &snapshot))
-                .await
-                .map_err(io::Error::other)?;
+        let machine = outside::off_thread(move || snapshots.install(&installing, &snapshot))
+            .await
+            .map_err(io::Error::other)?;
         let machine = machine.map_err(|error| match snapshot::is_newer(&error) {
             true => self.halt(format!(
                 "the leader's snapshot is not understood: {error}. Install the newer version that \
@@ -523,7 +531,7 @@ impl RaftStateMachine<TypeConfig> for StateStore {
             std::mem::replace(&mut replica.machine, machine)
         };
         // Freeing a large state takes a while, and nobody should wait for it.
-        drop(tokio::task::spawn_blocking(move || drop(before)));
+        outside::aside(move || drop(before));
         self.shared.applied.send_replace(meta.last_log_id);
         self.shared.hook.installed(&self.shared.replica.read().machine);
         self.ask(Ask::Cut(None));
@@ -549,7 +557,7 @@ impl RaftSnapshotBuilder<TypeConfig> for Builder {
     async fn build_snapshot(&mut self) -> io::Result<Snapshot> {
         let (snapshots, meta, state) =
             (self.snapshots.clone(), self.meta.clone(), self.state.clone());
-        tokio::task::spawn_blocking(move || snapshots.build(&meta, &state))
+        outside::off_thread(move || snapshots.build(&meta, &state))
             .await
             .map_err(io::Error::other)?
     }
