@@ -69,6 +69,7 @@ pub(crate) mod seeded {
     //! The thread of a simulation.
 
     use std::cell::{Cell, RefCell};
+    use std::marker::PhantomData;
 
     use rand::SeedableRng;
     use rand::rngs::StdRng;
@@ -82,12 +83,12 @@ pub(crate) mod seeded {
     pub(crate) fn begin(seed: u64) -> Guard {
         CHANCE.with(|chance| *chance.borrow_mut() = Some(StdRng::seed_from_u64(seed)));
         NUMBER.set(0);
-        Guard(())
+        Guard(PhantomData)
     }
 
     /// Ends what [`begin`] began.
     #[derive(Debug)]
-    pub(crate) struct Guard(());
+    pub(crate) struct Guard(PhantomData<*const ()>);
 
     impl Drop for Guard {
         fn drop(&mut self) {

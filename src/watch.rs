@@ -36,12 +36,14 @@ mod ordered {
             loop {
                 // Before the look: what happens after it is not missed.
                 let moved = self.moved.notified();
+                // Before the version: the last value of a sender that goes is not missed.
+                let gone = self.senders.load(SeqCst) == 0;
                 let version = self.version.load(SeqCst);
                 if version != *seen {
                     *seen = version;
                     return Ok(());
                 }
-                if self.senders.load(SeqCst) == 0 {
+                if gone {
                     return Err(RecvError);
                 }
                 moved.await;

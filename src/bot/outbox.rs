@@ -201,11 +201,12 @@ async fn sending(runtime: Arc<Runtime>, room: String) {
                 let until = runtime.clock.now() + wait;
                 tokio::select! {
                     biased;
-                    () = runtime.clock.sleep_until(until) => {}
+                    // First: a wait of no length would come before it each time.
                     () = &mut closing => {
                         runtime.sender.rooms.lock().remove(&room);
                         return;
                     }
+                    () = runtime.clock.sleep_until(until) => {}
                 }
             }
             Pass::More => {}
@@ -365,8 +366,8 @@ async fn mark(runtime: &Runtime, room: &str, up_to: u64, me: Incarnation) -> Opt
                 let until = runtime.clock.now() + back_off(attempt);
                 tokio::select! {
                     biased;
-                    () = runtime.clock.sleep_until(until) => {}
                     () = runtime.reached(Phase::Cutting) => return Some(Pass::GiveUp),
+                    () = runtime.clock.sleep_until(until) => {}
                 }
             }
         }

@@ -280,14 +280,14 @@ async fn deaf(runtime: &Runtime, provider: &str, down: Duration) {
         loop {
             tokio::select! {
                 biased;
-                () = runtime.clock.sleep_until(due) => return,
                 _ = all.wait_for(is) => {}
+                () = runtime.clock.sleep_until(due) => return,
             }
             let lasts = runtime.clock.now() + RESTART_WAIT;
             tokio::select! {
                 biased;
-                () = runtime.clock.sleep_until(lasts) => break,
                 _ = all.wait_for(|all| !is(all)) => {}
+                () = runtime.clock.sleep_until(lasts) => break,
             }
         }
     }
@@ -324,13 +324,13 @@ async fn leading(runtime: Arc<Runtime>, provider: Arc<dyn Provider>, down: Durat
         let mut closed = None;
         tokio::select! {
             biased;
-            how = keep_open(&runtime, &provider, &link, down) => {
-                closed = Some(how);
-                reason = FollowReason::SteppedDown;
-            }
             lost = lead.lost() => {
                 reason = FollowReason::Expired;
                 runtime.events.emit(Event::LeaseLost { key: name.clone(), reason: lost });
+            }
+            how = keep_open(&runtime, &provider, &link, down) => {
+                closed = Some(how);
+                reason = FollowReason::SteppedDown;
             }
         }
         runtime.connected(provider.id(), false);

@@ -65,8 +65,8 @@ pub(crate) async fn ticketed(runtime: Arc<Runtime>, mut ticket: Ticket, message:
     let until = runtime.clock.now() + runtime.turn_wait;
     let turn = tokio::select! {
         biased;
-        turn = runtime.coordinator.wait_turn(&mut ticket, until) => turn,
         () = runtime.reached(Phase::Cutting) => return,
+        turn = runtime.coordinator.wait_turn(&mut ticket, until) => turn,
     };
     match turn {
         Ok(turn) => work(runtime, turn, message, 1, Cause::Message).await,

@@ -149,8 +149,8 @@ pub(crate) async fn durable(runtime: Arc<Runtime>, scheduled: Arc<Scheduled>) {
                 failures += 1;
                 tokio::select! {
                     biased;
-                    () = worker.runtime.clock.sleep_until(until) => {}
                     () = &mut closing => return,
+                    () = worker.runtime.clock.sleep_until(until) => {}
                 }
             }
         }
@@ -371,8 +371,8 @@ impl Worker {
             let until = self.runtime.clock.now() + back_off(attempt);
             tokio::select! {
                 biased;
-                () = self.runtime.clock.sleep_until(until) => {}
                 () = self.runtime.reached(Phase::Cutting) => break,
+                () = self.runtime.clock.sleep_until(until) => {}
             }
         }
         Ok(())
