@@ -22,6 +22,7 @@ mod bot {
     mod conversations;
     mod dialogue;
     mod discord;
+    mod discord_gateway;
     mod discord_speaks;
     mod durability;
     mod email;

@@ -98,7 +98,11 @@ fn say(line: &str) {
 
 /// Logs go to stderr; under `up` that is the node's log file.
 fn start_log(settings: &Settings) {
-    let filter = tracing_subscriber::EnvFilter::try_new(&settings.log).unwrap_or_default();
+    let mut filter = tracing_subscriber::EnvFilter::try_new(&settings.log).unwrap_or_default();
+    // At trace they log whole frames, and a bot's token is in one of those.
+    for capped in ["tungstenite=info", "tokio_tungstenite=info"] {
+        filter = filter.add_directive(capped.parse().expect("a target and a level"));
+    }
     // Only a second call in one process fails, and then the first one's stays.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)

@@ -141,7 +141,8 @@ impl Inner {
     fn dispatch_in(&mut self, session: &str, kind: &str, data: &Value) {
         let Some(session) = self.sessions.get_mut(session) else { return };
         let number = session.dispatched.len() + 1;
-        let payload = json!({ "op": 0, "t": kind, "s": number, "d": data });
+        let named = Some(kind).filter(|kind| !kind.is_empty());
+        let payload = json!({ "op": 0, "t": named, "s": number, "d": data });
         session.dispatched.push(payload.clone());
         for socket in session.old.iter().chain(&session.socket) {
             if let Some(socket) = self.sockets.get(socket) {
@@ -182,7 +183,7 @@ impl DiscordApi {
         Self { url, gateway, inner, _servers: Arc::new(servers) }
     }
 
-    /// Something happened.
+    /// Something happened; an empty kind is none.
     pub fn dispatch(&self, kind: &str, data: &Value) {
         self.inner.lock().dispatch(kind, data);
     }
@@ -333,7 +334,7 @@ impl DiscordApi {
         self.inner.lock().sessions.clear();
     }
 
-    /// Sends this to every connection, or closes it.
+    /// Sends this to every connection (a text as it is), or closes it.
     pub fn to_all(&self, what: &Result<Value, u16>) {
         for socket in self.inner.lock().sockets.values() {
             let _ = socket.send(match what {
@@ -410,6 +411,7 @@ async fn serve(inner: Arc<Mutex<Inner>>, own: String, stream: TcpStream) {
         let said = tokio::select! {
             out = out.recv() => {
                 let sent = match out {
+                    Some(Out::Payload(Value::String(text))) => socket.send(Message::text(text)).await,
                     Some(Out::Payload(payload)) => socket.send(Message::text(payload.to_string())).await,
                     Some(Out::Close(code)) => {
                         let frame = CloseFrame { code: code.into(), reason: "".into() };

@@ -1,7 +1,8 @@
 //! Listening: connect, resume or identify, journal, move on.
 //!
 //! Events are taken in the order of their numbers, those that gathered during one commit in the next
-//! one. Heartbeats go on meanwhile, and name what is stored.
+//! one. Heartbeats go on meanwhile, and name what is stored. What was read is never thrown away: before a
+//! session is given up, all of it is taken.
 
 use std::time::Duration;
 
@@ -14,9 +15,9 @@ use tokio::time::Instant;
 use super::Discord;
 use super::event::Unpacked;
 use super::interaction::{Asked, now_ms};
-use super::pace::{Identified, Left};
+use super::pace::{Identified, Left, Seen};
 use super::rest;
-use super::session::{Dispatch, Session, State};
+use super::session::{Dispatch, RESUMES_MAX, Session, State};
 use super::socket::{Fault, Said, Socket};
 use crate::provider::{BadItem, Batch, Closed, DeliverError, Link, Notice, ProviderError};
 
@@ -35,6 +36,8 @@ const BUDGET_WAIT_MAX: Duration = Duration::from_secs(60);
 /// The row that says when a replica identified last, and how long it is of interest.
 const IDENTIFIED: &str = "identified";
 const IDENTIFIED_FOR: Duration = Duration::from_secs(24 * 3_600);
+/// How long a stop waits for acknowledgements: after that they come too late anyway.
+const TELLING_MAX: Duration = Duration::from_secs(3);
 
 /// Why a connection is over.
 enum End {
@@ -59,17 +62,21 @@ struct Beat {
     at: Instant,
     every: Duration,
     answered: bool,
+    /// For a while since the last one nobody read what comes.
+    blocked: bool,
 }
 
 impl Beat {
     fn new(every: Duration) -> Self {
         // Not all clients of a gateway that restarted are to beat at once.
-        Self { at: Instant::now() + every.mul_f64(rand::random()), every, answered: true }
+        let at = Instant::now() + every.mul_f64(rand::random());
+        Self { at, every, answered: true, blocked: false }
     }
 
     fn sent(&mut self) {
         self.at = Instant::now() + self.every;
         self.answered = false;
+        self.blocked = false;
     }
 }
 
@@ -78,19 +85,25 @@ pub(super) struct Gateway<'a> {
     link: Link,
     /// Acknowledgements on their way.
     telling: Mutex<JoinSet<()>>,
+    seen: Mutex<Seen>,
 }
 
 impl<'a> Gateway<'a> {
     pub(super) fn new(discord: &'a Discord, link: Link) -> Self {
-        Self { discord, link, telling: Mutex::default() }
+        Self { discord, link, telling: Mutex::default(), seen: Mutex::default() }
     }
 
     pub(super) async fn run(&self) -> Result<Closed, ProviderError> {
         tokio::select! {
             biased;
-            () = self.link.closing() => Ok(Closed::Asked),
-            closed = self.connections() => closed,
+            () = self.link.closing() => {}
+            closed = self.connections() => return closed,
         }
+        // What is journaled is promised an answer, whoever gives it.
+        let mut telling = std::mem::take(&mut *self.telling.lock());
+        let told = async { while telling.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(TELLING_MAX, told).await;
+        Ok(Closed::Asked)
     }
 
     /// One connection after another.
@@ -100,34 +113,57 @@ impl<'a> Gateway<'a> {
         let mut state = State::new(stored, self.discord.intents);
         let mut trouble = TROUBLE_WAIT;
         loop {
-            let began = Instant::now();
             let end = self.connection(&mut state).await;
             self.connected(false);
-            state.disconnected();
+            if state.greeted.take().is_some_and(|greeted| greeted.elapsed() >= LASTING) {
+                trouble = TROUBLE_WAIT;
+            }
             let provider = &self.discord.id;
-            let wait = match end {
+            let wait = match self.settled(end, &mut state).await {
                 End::Again(why, wait) => {
                     tracing::info!(%provider, %why, "connecting to the gateway anew");
                     wait
                 }
                 End::Lost(why) => {
                     if state.lost() {
-                        let why =
-                            format!("the session is over ({why}); what was said meanwhile is lost");
-                        let at = "session".to_owned();
-                        self.link.notice(provider, Notice::Bad(BadItem { at, why }));
+                        let why = "the session is over, what was said meanwhile is lost: "
+                            .to_owned()
+                            + &why;
+                        self.bad("session", &why);
                     }
+                    // Each moment more is lost, too; how often it identifies is paced elsewhere.
+                    trouble = TROUBLE_WAIT;
                     Duration::ZERO
                 }
                 End::Closed(closed) => return Ok(closed),
                 End::Failed(error) => return Err(error),
             };
-            if began.elapsed() >= LASTING {
-                trouble = TROUBLE_WAIT;
-            }
             tokio::time::sleep(wait.max(trouble)).await;
             trouble = (trouble * 2).min(TROUBLE_WAIT_MAX);
         }
+    }
+
+    /// What a connection's end comes to. Where no session repeats what was read, that is taken now.
+    async fn settled(&self, end: End, state: &mut State) -> End {
+        let end = match end {
+            End::Again(why, _) if state.is_hopeless() => {
+                End::Lost(format!("{why}, after {RESUMES_MAX} RESUMEs"))
+            }
+            end => end,
+        };
+        let over = match &end {
+            End::Lost(_) => true,
+            // READY may be among it: that is a session to resume.
+            End::Again(..) => state.session.is_none(),
+            End::Closed(_) | End::Failed(_) => false,
+        };
+        while over && let Some(taking) = self.next(state) {
+            match taking.await {
+                Ok(session) => state.stored(&session),
+                Err(error) => return self.refused(error),
+            }
+        }
+        end
     }
 
     async fn connection(&self, state: &mut State) -> End {
@@ -148,22 +184,16 @@ impl<'a> Gateway<'a> {
             Some(_) => self.address(&self.ask().await?)?,
             None => self.leave_to_identify().await?,
         };
-        let plain = self.discord.base_url.starts_with("http://");
-        let opened = Socket::open(&url, plain).await;
+        let greeted = self.greeted(&url, state.session.is_some()).await;
         // The next try asks where the gateway is.
-        state.astray = opened.is_err() && !state.astray;
-        let mut socket = opened?;
-        let hello = match socket.first().await? {
-            Said::Payload(payload) if payload["op"] == 10 => payload,
-            Said::Closed(code) => return Err(closed(code, state.session.is_some())),
-            _ => return Err(again("the gateway did not begin with HELLO")),
-        };
-        let every = hello.pointer("/d/heartbeat_interval").and_then(Value::as_u64);
-        let every = every.filter(|ms| (10..=600_000).contains(ms)).map(Duration::from_millis);
-        let every = every.ok_or_else(|| again("HELLO names no interval that makes sense"))?;
+        state.astray = greeted.is_err() && !state.astray;
+        let (mut socket, every) = greeted?;
+        state.greeted = Some(Instant::now());
         let Discord { token, intents, .. } = self.discord;
+        let mut resumes = false;
         let first = match state.resumable() {
             Some((id, seq, _)) => {
+                resumes = true;
                 json!({ "op": 6, "d": { "token": &**token, "session_id": id, "seq": seq } })
             }
             None => json!({ "op": 2, "d": {
@@ -174,7 +204,23 @@ impl<'a> Gateway<'a> {
                 },
             } }),
         };
+        state.resumes += u32::from(resumes);
         socket.send(&first).await?;
+        Ok((socket, every))
+    }
+
+    /// Connects and is greeted; how often a heartbeat is wanted.
+    async fn greeted(&self, url: &str, resumes: bool) -> Result<(Socket, Duration), End> {
+        let plain = self.discord.base_url.starts_with("http://");
+        let mut socket = Socket::open(url, plain).await?;
+        let hello = match socket.first().await? {
+            Said::Payload(payload) if payload["op"] == 10 => payload,
+            Said::Closed(code) => return Err(closed(code, resumes)),
+            _ => return Err(again("the gateway did not begin with HELLO")),
+        };
+        let every = hello.pointer("/d/heartbeat_interval").and_then(Value::as_u64);
+        let every = every.filter(|ms| (10..=600_000).contains(ms)).map(Duration::from_millis);
+        let every = every.ok_or_else(|| again("HELLO names no interval that makes sense"))?;
         Ok((socket, every))
     }
 
@@ -187,6 +233,7 @@ impl<'a> Gateway<'a> {
             if taking.is_none() {
                 taking = self.next(state);
             }
+            beat.blocked |= state.pending.len() >= PENDING_MAX;
             let said = tokio::select! {
                 biased;
                 () = tokio::time::sleep_until(beat.at) => {
@@ -206,7 +253,10 @@ impl<'a> Gateway<'a> {
             };
             let payload = match said {
                 Ok(Said::Payload(payload)) => payload,
-                Ok(Said::Foreign) => continue,
+                Ok(Said::Foreign) => {
+                    self.bad("frame", "it is no JSON");
+                    continue;
+                }
                 Ok(Said::Closed(code)) => break closed(code, resumes),
                 Err(fault) => break fault.into(),
             };
@@ -246,7 +296,7 @@ impl<'a> Gateway<'a> {
         state: &mut State,
     ) -> Result<(), End> {
         // Nobody was heard where nobody listened.
-        if !beat.answered && state.pending.len() < PENDING_MAX {
+        if !beat.answered && !beat.blocked {
             return Err(again("a heartbeat was not answered"));
         }
         socket.send(&heartbeat(state)).await?;
@@ -256,17 +306,28 @@ impl<'a> Gateway<'a> {
     }
 
     fn dispatched(&self, mut payload: Value, state: &mut State) -> Result<(), End> {
-        let seq = payload["s"].as_u64();
-        let (Some(seq), Some(kind)) = (seq, payload["t"].as_str().map(str::to_owned)) else {
-            return Err(again("an event without number or name"));
+        // Whatever it is, the session was let in.
+        state.resumes = 0;
+        let Some(seq) = payload["s"].as_u64() else {
+            self.bad("event", "it has no number");
+            return Ok(());
         };
+        let kind = payload["t"].as_str().unwrap_or("event without name").to_owned();
         let data = payload["d"].take();
-        state.pending.push_back(match kind.as_str() {
-            "READY" => {
-                let session = Session::of(&data, seq, self.discord.intents);
-                Dispatch::Ready(session.ok_or_else(|| again("READY names no session"))?)
+        let begun = match kind.as_str() {
+            "READY" => Session::of(&data, seq, self.discord.intents),
+            "RESUMED" => {
+                self.connected(true);
+                None
             }
-            _ => Dispatch::Event { seq, kind, data },
+            _ => None,
+        };
+        state.pending.push_back(match begun {
+            Some(session) => Dispatch::Ready(session),
+            None if kind == "READY" && state.session.is_none() => {
+                return Err(again("READY names no session"));
+            }
+            None => Dispatch::Event { seq, kind, data },
         });
         Ok(())
     }
@@ -285,14 +346,9 @@ impl<'a> Gateway<'a> {
                     if !state.session.as_mut().is_some_and(|session| session.pass(seq)) {
                         continue;
                     }
-                    match kind.as_str() {
-                        "RESUMED" => self.connected(true),
-                        _ => self.discord.unpack(
-                            &kind,
-                            &data,
-                            &format!("event {seq}"),
-                            &mut unpacked,
-                        ),
+                    if kind != "RESUMED" {
+                        let at = format!("event {seq}");
+                        self.discord.unpack(&kind, &data, &at, &mut unpacked);
                     }
                 }
                 None => break,
@@ -358,7 +414,8 @@ impl<'a> Gateway<'a> {
             let left = Left::of(&answer).ok_or_else(|| again("no limit of sessions was told"))?;
             let last = self.link.kept(id, IDENTIFIED).await.map_err(|e| self.refused(e))?;
             let last = last.and_then(|row| serde_json::from_slice::<Identified>(&row).ok());
-            let Some(wait) = left.wait(last, now_ms(), *identify_every) else {
+            let since = |last| self.seen.lock().since(last, now_ms(), std::time::Instant::now());
+            let Some(wait) = left.wait(last.map(since), *identify_every) else {
                 // A number always serialises.
                 let row = serde_json::to_vec(&Identified { at_ms: now_ms() }).unwrap_or_default();
                 let rows = vec![(IDENTIFIED.to_owned(), row)];
@@ -382,6 +439,12 @@ impl<'a> Gateway<'a> {
     fn address(&self, answer: &Value) -> Result<String, End> {
         let url = answer.get("url").and_then(Value::as_str).map(str::to_owned);
         url.ok_or_else(|| again("the API does not say where the gateway is"))
+    }
+
+    /// Tells of something that was left out.
+    fn bad(&self, at: &str, why: &str) {
+        let item = BadItem { at: at.to_owned(), why: why.to_owned() };
+        self.link.notice(&self.discord.id, Notice::Bad(item));
     }
 
     fn connected(&self, connected: bool) {

@@ -17,13 +17,17 @@ use tokio::sync::Notify;
 use super::Discord;
 use super::event::made_ms;
 use super::rest::{Fault, PATIENCE, Route, content, send_error, sent_id};
-use crate::provider::outward::OutwardError;
 use crate::provider::{DeliverError, Delivery, Link, SendError, SentId};
 
 /// How long Discord takes answers for.
 const ANSWERABLE: Duration = Duration::from_secs(15 * 60);
 /// After this long Discord shows an interaction as failed.
 const ACKNOWLEDGE_WITHIN: Duration = Duration::from_secs(3);
+/// How long one try of that may take, and the pause before the next.
+const ACKNOWLEDGE_TRY: Duration = Duration::from_secs(1);
+const ACKNOWLEDGE_PAUSE: Duration = Duration::from_millis(200);
+/// "Interaction has already been acknowledged": an earlier try arrived.
+const ACKNOWLEDGED: u64 = 40_060;
 /// How far this clock may be from Discord's.
 const SKEW_MS: u64 = 120_000;
 /// "An answer will come", and "understood".
@@ -134,7 +138,7 @@ impl Discord {
         Ok(())
     }
 
-    /// Tells Discord that the bot has it. It may be told twice, where it was taken twice.
+    /// Tells Discord that the bot has it, again where no answer comes: told twice, it is told once.
     pub(super) async fn acknowledge(self, asked: Asked) {
         let kind = if asked.answers { DEFERRED_ANSWER } else { DEFERRED_UPDATE };
         let path = format!("/interactions/{}/{}/callback", asked.id, asked.token);
@@ -142,13 +146,13 @@ impl Discord {
         let body = json!({ "type": kind });
         let telling = async {
             loop {
-                let told = self.call(Method::POST, &path, route, Some(&body), ACKNOWLEDGE_WITHIN);
+                let told = self.call(Method::POST, &path, route, Some(&body), ACKNOWLEDGE_TRY);
                 match told.await {
-                    Ok(_) => return,
+                    Ok(_) | Err(Fault::Said { code: ACKNOWLEDGED, .. }) => return,
                     Err(Fault::Wait(wait)) => tokio::time::sleep(wait).await,
-                    Err(Fault::Outward(OutwardError::NotSent(_))) => {
-                        tokio::time::sleep(Duration::from_millis(100)).await;
-                    }
+                    Err(
+                        Fault::Outward(_) | Fault::Foreign(_) | Fault::Said { status: 500.., .. },
+                    ) => tokio::time::sleep(ACKNOWLEDGE_PAUSE).await,
                     Err(fault) => {
                         return tracing::debug!(id = %asked.id, %fault, "not acknowledged");
                     }
@@ -178,7 +182,7 @@ impl Discord {
         let route = Route { by: &asked.token, shared: false };
         let body = content(&delivery.text);
         match self.call(Method::PATCH, &path, route, Some(&body), PATIENCE).await {
-            Ok(message) => Ok(Some(sent_id(&message))),
+            Ok(message) => sent_id(&message).map(Some),
             // Never acknowledged, taken away by its user, or too old.
             Err(Fault::Said { status: 401 | 403 | 404, code, said }) => {
                 tracing::debug!(id = %asked.id, code, said, "it takes no answer; sending a message");

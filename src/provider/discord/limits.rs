@@ -16,6 +16,8 @@ use crate::provider::outward::Answer;
 const WAIT_MAX: Duration = Duration::from_secs(3_600);
 /// Where a wait is asked for and not how long.
 const WAIT_USUAL: Duration = Duration::from_secs(1);
+/// No wait that is asked for is shorter: "at once" would be a loop.
+const WAIT_MIN: Duration = Duration::from_millis(50);
 /// Routes of which it is remembered until when they are shut, before those are forgotten that are
 /// open again.
 const SHUT_MAX: usize = 1_024;
@@ -63,7 +65,7 @@ impl Limits {
         }
         let told = said.get("retry_after").and_then(Value::as_f64);
         let told = told.or_else(|| header("retry-after")?.parse().ok());
-        let wait = told.and_then(seconds).unwrap_or(WAIT_USUAL);
+        let wait = told.and_then(seconds).unwrap_or(WAIT_USUAL).max(WAIT_MIN);
         // What is not the API's own answer comes from what shuts out whole addresses.
         let all = said.get("global").and_then(Value::as_bool).unwrap_or(!said.is_object())
             || header("x-ratelimit-global") == Some("true");
@@ -138,5 +140,8 @@ mod tests {
         assert_eq!(learn(&limits, "3", &odd, now), Some(WAIT_USUAL));
         let long = answer(429, &[], r#"{"retry_after":1e18,"global":false}"#);
         assert_eq!(learn(&limits, "3", &long, now), Some(WAIT_MAX));
+        let at_once = answer(429, &[], r#"{"retry_after":0,"global":false}"#);
+        assert_eq!(learn(&limits, "4", &at_once, now), Some(WAIT_MIN));
+        assert_eq!(limits.wait("4", false, now), Some(WAIT_MIN));
     }
 }

@@ -32,6 +32,8 @@
 //! counts an event as received when it has read it, acknowledges that number by heartbeat and resumes from
 //! it, which is before it is journaled. Events are read as JSON: a field that nobody needs and that is
 //! not what it was must not cost a message. The tests check both sides against twilight.
+//! `tungstenite` logs whole frames at `trace`, and the token is in one of them: whoever sets up the log keeps
+//! it and `tokio_tungstenite` below that, as the command line does.
 
 use std::fmt;
 use std::sync::Arc;

@@ -3,9 +3,10 @@
 //! Discord counts a bot's identifies over all of its processes, and says how many are left. While more than
 //! half are, they may follow each other after the shortest pause. After that what is left is spread over
 //! the time until the count begins anew: so they are never used up, by whatever goes wrong. The pause
-//! counts from the last identify of any replica, which is a row of the store.
+//! counts from the last identify of any replica, which is a row of the store; a replica whose clock is
+//! behind that of whoever wrote it counts from when it saw the row first.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -24,6 +25,20 @@ pub(super) struct Identified {
     pub(super) at_ms: u64,
 }
 
+/// The last identify that is known here, and since when it is.
+#[derive(Debug, Default)]
+pub(super) struct Seen(Option<(Identified, Instant)>);
+
+impl Seen {
+    /// How long ago the last one was, at least: what the clocks say, or since it is known here.
+    pub(super) fn since(&mut self, last: Identified, now_ms: u64, now: Instant) -> Duration {
+        let first = self.0.filter(|(seen, _)| *seen == last).map_or(now, |(_, first)| first);
+        self.0 = Some((last, first));
+        let known = now.saturating_duration_since(first);
+        Duration::from_millis(now_ms.saturating_sub(last.at_ms)).max(known)
+    }
+}
+
 impl Left {
     pub(super) fn of(answer: &Value) -> Option<Self> {
         let limit = answer.get("session_start_limit")?;
@@ -35,13 +50,8 @@ impl Left {
         })
     }
 
-    /// How long to wait before the next one; `None` for not at all.
-    pub(super) fn wait(
-        self,
-        last: Option<Identified>,
-        now_ms: u64,
-        shortest: Duration,
-    ) -> Option<Duration> {
+    /// How long to wait before the next one, where the last was `since` ago; `None` for not at all.
+    pub(super) fn wait(self, since: Option<Duration>, shortest: Duration) -> Option<Duration> {
         if self.remaining == 0 {
             return Some(self.reset_after.max(shortest));
         }
@@ -52,9 +62,7 @@ impl Left {
                 shortest.max(Duration::from_millis(u64::try_from(spread).unwrap_or(u64::MAX)))
             }
         };
-        // A clock that was set back since: no more than a whole pause.
-        let since = Duration::from_millis(now_ms.saturating_sub(last?.at_ms));
-        pause.checked_sub(since).filter(|wait| !wait.is_zero())
+        pause.checked_sub(since?).filter(|wait| !wait.is_zero())
     }
 }
 
@@ -73,9 +81,12 @@ mod tests {
 
     #[test]
     fn case_w14_identifies_are_paced_by_how_many_are_left() {
-        let last = Some(Identified { at_ms: 1_000_000 });
-        let wait = |remaining, now_ms| left(remaining).wait(last, now_ms, SHORTEST);
-        assert_eq!(left(1).wait(None, 0, SHORTEST), None);
+        let last = Identified { at_ms: 1_000_000 };
+        let wait = |remaining, now_ms| {
+            let since = Seen::default().since(last, now_ms, Instant::now());
+            left(remaining).wait(Some(since), SHORTEST)
+        };
+        assert_eq!(left(1).wait(None, SHORTEST), None);
         assert_eq!(wait(999, 1_000_000), Some(SHORTEST));
         assert_eq!(wait(999, 1_004_000), Some(Duration::from_secs(1)));
         assert_eq!(wait(999, 1_005_000), None);
@@ -85,20 +96,41 @@ mod tests {
         assert_eq!(wait(999, 0), Some(SHORTEST), "the clock was set back");
     }
 
+    #[test]
+    fn case_w14_a_clock_that_is_behind_waits_one_pause_and_no_more() {
+        let (mut seen, began) = (Seen::default(), Instant::now());
+        let last = Identified { at_ms: 600_000 };
+        // Ten minutes behind whoever identified last; it asks again and again.
+        let mut wait = |last, ms: u64| {
+            let since = seen.since(last, ms, began + Duration::from_millis(ms));
+            left(999).wait(Some(since), SHORTEST)
+        };
+        assert_eq!(wait(last, 0), Some(SHORTEST));
+        assert_eq!(wait(last, 2_000), Some(Duration::from_secs(3)));
+        assert_eq!(wait(last, 4_999), Some(Duration::from_millis(1)));
+        assert_eq!(wait(last, 5_000), None);
+        // Another one identified meanwhile: from there on anew.
+        let next = Identified { at_ms: 605_000 };
+        assert_eq!(wait(next, 5_000), Some(SHORTEST));
+        assert_eq!(wait(next, 9_000), Some(Duration::from_secs(1)));
+        assert_eq!(wait(next, 10_000), None);
+    }
+
     /// Whatever fails at once after each identify.
     #[test]
     fn case_w14_a_loop_does_not_use_them_up() {
-        let (mut remaining, mut now_ms, mut last) = (1_000, 0, None);
+        let (mut remaining, mut now_ms, mut last) = (1_000, 0, None::<u64>);
         while now_ms < 86_400_000 {
             let reset_after = Duration::from_millis(86_400_000 - now_ms);
             let left = Left { total: 1_000, remaining, reset_after };
-            if let Some(wait) = left.wait(last, now_ms, SHORTEST) {
+            let since = last.map(|last| Duration::from_millis(now_ms - last));
+            if let Some(wait) = left.wait(since, SHORTEST) {
                 now_ms += u64::try_from(wait.as_millis()).unwrap();
                 continue;
             }
             remaining -= 1;
             assert!(remaining > 0, "used up after {now_ms} ms");
-            last = Some(Identified { at_ms: now_ms });
+            last = Some(now_ms);
         }
     }
 

@@ -29,6 +29,9 @@ pub(super) enum Fault {
     /// Discord said no.
     #[error("{status}, code {code}: {said}")]
     Said { status: u16, code: u64, said: String },
+    /// What answered was not Discord.
+    #[error("status {0} without an answer of Discord's API")]
+    Foreign(u16),
 }
 
 /// What a call counts towards.
@@ -65,9 +68,14 @@ impl Discord {
             return Ok(said);
         }
         let text = said.get("message").and_then(Value::as_str);
+        let code = said.get("code").and_then(Value::as_u64);
+        if text.is_none() && code.is_none() {
+            // A proxy's page, or what shuts out whole addresses: no word of what was asked.
+            return Err(Fault::Foreign(answer.status));
+        }
         Err(Fault::Said {
             status: answer.status,
-            code: said.get("code").and_then(Value::as_u64).unwrap_or_default(),
+            code: code.unwrap_or_default(),
             said: text.unwrap_or("without message").to_owned(),
         })
     }
@@ -91,7 +99,7 @@ impl Discord {
         let path = format!("/channels/{channel}/messages");
         let route = Route { by: channel, shared: true };
         let sent = self.call(Method::POST, &path, route, Some(&body), PATIENCE).await;
-        sent.map(|message| sent_id(&message)).map_err(send_error)
+        sent_id(&sent.map_err(send_error)?)
     }
 }
 
@@ -101,9 +109,11 @@ pub(super) fn content(text: &str) -> Value {
     json!({ "content": text, "allowed_mentions": { "parse": ["users"] } })
 }
 
-/// What Discord calls a message.
-pub(super) fn sent_id(message: &Value) -> SentId {
-    SentId(message.get("id").and_then(Value::as_str).unwrap_or_default().to_owned())
+/// What Discord calls a message that was made. Where it does not say, something else may have answered.
+pub(super) fn sent_id(message: &Value) -> Result<SentId, SendError> {
+    let id = message.get("id").and_then(Value::as_str).map(|id| SentId(id.to_owned()));
+    let why = || "the answer to it names no message".to_owned();
+    id.ok_or_else(|| SendError::OutcomeUnknown { why: why() })
 }
 
 /// What a reply is called when it is sent, so that it is made once.
@@ -124,7 +134,11 @@ pub(super) fn send_error(fault: Fault) -> SendError {
         // A token that somebody has to renew: the reply keeps its place.
         Fault::Said { status: 401, .. } => SendError::Transport { why },
         // The message may have been made. Where it is sent again soon, it is under the same nonce.
-        Fault::Said { status: 500.., .. } => SendError::OutcomeUnknown { why },
+        Fault::Said { status: 500.., .. } | Fault::Foreign(500..) => {
+            SendError::OutcomeUnknown { why }
+        }
+        // Whatever stands between: it did not get as far as Discord.
+        Fault::Foreign(_) => SendError::Transport { why },
         Fault::Said { .. } => SendError::Refused { why },
     }
 }
@@ -151,6 +165,16 @@ mod tests {
             assert!(matches!(error(status), SendError::OutcomeUnknown { .. }), "{status}");
         }
         assert!(matches!(error(401), SendError::Transport { .. }));
+        for status in [302, 400, 403, 404] {
+            let error = send_error(Fault::Foreign(status));
+            assert!(matches!(error, SendError::Transport { .. }), "{status}");
+        }
+        let error = send_error(Fault::Foreign(502));
+        assert!(matches!(error, SendError::OutcomeUnknown { .. }));
+        assert_eq!(sent_id(&json!({ "id": "7" })).unwrap(), SentId("7".to_owned()));
+        for odd in [json!(null), json!({}), json!({ "id": 7 })] {
+            assert!(matches!(sent_id(&odd), Err(SendError::OutcomeUnknown { .. })), "{odd}");
+        }
         let wait = Duration::from_millis(250);
         let limited = send_error(Fault::Wait(wait));
         assert!(matches!(limited, SendError::RateLimited { retry_after } if retry_after == wait));

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tokio::time::Instant;
 
 /// A session of the gateway, as it is stored: what it takes to go on where the last one stopped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,10 +44,18 @@ pub(super) struct State {
     pub(super) stored: u64,
     /// The store is to have it, whether a message came or not.
     pub(super) due: bool,
+    /// Not handled yet. Kept over connections: what a RESUME repeats of it is known by its number.
     pub(super) pending: VecDeque<Dispatch>,
     /// The address of the session did not answer.
     pub(super) astray: bool,
+    /// RESUMEs in a row that were followed by no event.
+    pub(super) resumes: u32,
+    /// When the gateway greeted, on this connection.
+    pub(super) greeted: Option<Instant>,
 }
+
+/// After so many RESUMEs in a row that nothing followed, the session is taken for lost.
+pub(super) const RESUMES_MAX: u32 = 5;
 
 impl State {
     /// Begins with what is stored; a session that was begun with other intents is none.
@@ -57,10 +66,17 @@ impl State {
         Self { session, stored, ..Self::default() }
     }
 
-    /// The session as it was told of, id, number and address.
+    /// The session as it was told of, id, number and address. The number is what is stored: no more
+    /// was ever acknowledged.
     pub(super) fn resumable(&self) -> Option<(&str, u64, &str)> {
         let Session { id, seq, url, .. } = self.session.as_ref()?;
-        Some((id, *seq, url))
+        let stored = Some(self.stored).filter(|stored| *stored > 0);
+        Some((id, stored.unwrap_or(*seq), url))
+    }
+
+    /// It was tried to resume often enough.
+    pub(super) fn is_hopeless(&self) -> bool {
+        self.session.is_some() && self.resumes >= RESUMES_MAX
     }
 
     /// The store has it up to there; it may have been passed meanwhile.
@@ -73,15 +89,11 @@ impl State {
         self.session.as_ref().is_some_and(|session| session.seq > self.stored)
     }
 
-    /// A connection is over: what was not handled comes again.
-    pub(super) fn disconnected(&mut self) {
-        self.pending.clear();
-        self.due = false;
-    }
-
-    /// The session is over.
+    /// The session is over; what was read of it is handled by now.
     pub(super) fn lost(&mut self) -> bool {
         self.stored = 0;
+        self.resumes = 0;
+        self.due = false;
         self.session.take().is_some()
     }
 }
@@ -116,6 +128,10 @@ mod tests {
         let state = State::new(Some(stored.clone()), 512);
         assert_eq!(state.resumable(), Some(("s", 7, "wss://x")));
         assert_eq!(state.stored, 7);
+        // What was passed since and is not stored is asked for again.
+        let mut state = state;
+        assert!(state.session.as_mut().unwrap().pass(9));
+        assert_eq!(state.resumable(), Some(("s", 7, "wss://x")));
         assert_eq!(State::new(Some(stored), 513).resumable(), None, "other intents");
         assert_eq!(State::new(Some(b"odd".to_vec()), 512).resumable(), None);
         for odd in [json!(null), json!({}), json!({ "session_id": 1, "resume_gateway_url": "" })] {
