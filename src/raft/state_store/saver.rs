@@ -98,7 +98,8 @@ impl Saver {
         }
     }
 
-    /// Brings the disk up to the machine, at once where somebody waits. To `scrub`, also answers the machine as it is there now.
+    /// Brings the disk up to the machine, at once where somebody waits. To `scrub`, also answers the
+    /// machine as it is there now.
     fn cut(&mut self, scrub: bool, hurry: bool) -> Option<(CutAt, Frozen)> {
         if self.disk.waits.is_short() {
             // What room is left is for the log. A restart replays more of it.
