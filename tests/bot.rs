@@ -33,6 +33,7 @@ mod bot {
     mod life;
     mod local_fence;
     mod meta;
+    mod meta_client;
     mod odd_mail;
     mod order_flow;
     mod rekey;

@@ -124,6 +124,28 @@ fn whatsapp_answers_what_is_signed() {
     says("whatsapp", &["forged one: 401", "taken: 200", "echo: hello", "wamid.out1 was Read"]);
 }
 
+#[test]
+fn messenger_and_instagram_share_a_bot() {
+    says(
+        "messenger",
+        &["/webhooks/instagram  200", "messenger heard hello", "messenger heard Menu"],
+    );
+    says("messenger", &["ig-1 to \"bob\", by \"the account's token\""]);
+}
+
+#[test]
+fn webhook_understands_what_another_program_posts() {
+    says(
+        "webhook",
+        &["POST  401", "POST  200", "\"taken\":1,\"duplicates\":1", "to \"1\": \"echo: hello\""],
+    );
+}
+
+#[test]
+fn webchat_goes_on_after_the_last_reply_that_was_shown() {
+    says("webchat", &["/chat", "bot> echo: hello", "bot> echo: still there?"]);
+}
+
 /// A process of an example, one of several; killed with the test.
 struct Replica {
     name: &'static str,

@@ -14,19 +14,23 @@ use tokio::sync::Notify;
 use super::graph_api::GraphApi;
 use super::support::{next_event, until};
 
-const ACCOUNT: &str = "1055";
+pub(super) const ACCOUNT: &str = "1055";
 
-fn secret() -> Secret {
+pub(super) fn secret() -> Secret {
     Secret::new("app secret")
 }
 
-fn whatsapp(graph: &GraphApi) -> Meta {
+pub(super) fn whatsapp(graph: &GraphApi) -> Meta {
     let meta = Meta::whatsapp("wa", secret(), Secret::new("verify me"));
     meta.account(ACCOUNT, "token").base_url(&graph.url)
 }
 
 /// A replica on this hub.
-async fn start(hub: &MemoryHub, meta: Meta, make: impl FnOnce(BotBuilder) -> BotBuilder) -> Bot {
+pub(super) async fn start(
+    hub: &MemoryHub,
+    meta: Meta,
+    make: impl FnOnce(BotBuilder) -> BotBuilder,
+) -> Bot {
     let store = hub.store(MemoryHub::default_prefix());
     let coordination = Coordination::new(store.coordinator(CoordinatorOptions::default()));
     let bot = make(Bot::builder()).provider(meta).store(store).coordination(coordination);
@@ -35,10 +39,10 @@ async fn start(hub: &MemoryHub, meta: Meta, make: impl FnOnce(BotBuilder) -> Bot
     bot
 }
 
-type Taken = Arc<Mutex<Vec<(String, String)>>>;
+pub(super) type Taken = Arc<Mutex<Vec<(String, String)>>>;
 
 /// Notes (chat, text) of all it gets.
-fn noting(taken: &Taken) -> impl FnOnce(BotBuilder) -> BotBuilder + use<> {
+pub(super) fn noting(taken: &Taken) -> impl FnOnce(BotBuilder) -> BotBuilder + use<> {
     let taken = taken.clone();
     move |bot| {
         bot.on(Route::Any, async move |ctx| {
@@ -64,7 +68,7 @@ fn signed(body: Vec<u8>, signature: &str) -> WebhookRequest {
     }
 }
 
-async fn post_bytes(bot: &Bot, id: &str, body: Vec<u8>) -> WebhookResponse {
+pub(super) async fn post_bytes(bot: &Bot, id: &str, body: Vec<u8>) -> WebhookResponse {
     let signature = format!("sha256={}", secret().sign(&body));
     handle(bot, id, signed(body, &signature)).await
 }
@@ -73,31 +77,32 @@ async fn post(bot: &Bot, id: &str, body: &Value) -> u16 {
     post_bytes(bot, id, body.to_string().into_bytes()).await.status
 }
 
-fn message(id: &str, from: &str, text: &str) -> Value {
+pub(super) fn message(id: &str, from: &str, text: &str) -> Value {
     json!({
         "id": id, "from": from, "timestamp": "1700000000",
         "type": "text", "text": { "body": text },
     })
 }
 
-fn status(id: &str, state: &str) -> Value {
+pub(super) fn status(id: &str, state: &str) -> Value {
     json!({ "id": id, "recipient_id": "491", "status": state, "timestamp": "1700000001" })
 }
 
-fn change(messages: Vec<Value>, statuses: Vec<Value>) -> Value {
-    json!({
-        "field": "messages",
-        "value": {
-            "messaging_product": "whatsapp",
-            "metadata": { "display_phone_number": "+49 555", "phone_number_id": ACCOUNT },
-            "contacts": [{ "wa_id": "491", "profile": { "name": "Ann" } }],
-            "messages": messages,
-            "statuses": statuses,
-        },
-    })
+pub(super) fn change(messages: Vec<Value>, statuses: Vec<Value>) -> Value {
+    let mut value = json!({
+        "messaging_product": "whatsapp",
+        "metadata": { "display_phone_number": "+49 555", "phone_number_id": ACCOUNT },
+        "contacts": [{ "wa_id": "491", "user_id": "DE.1", "profile": { "name": "Ann" } }],
+    });
+    for (name, items) in [("messages", messages), ("statuses", statuses)] {
+        if !items.is_empty() {
+            value[name] = items.into();
+        }
+    }
+    json!({ "field": "messages", "value": value })
 }
 
-fn envelope(changes: Vec<Value>) -> Value {
+pub(super) fn envelope(changes: Vec<Value>) -> Value {
     let entry = json!({ "id": "waba", "changes": changes });
     json!({ "object": "whatsapp_business_account", "entry": [entry] })
 }

@@ -93,7 +93,9 @@ async fn take(
     let id = format!("wamid.out{}", calls.len());
     match body["messaging_product"].as_str() {
         Some("whatsapp") => Json(json!({
-            "messaging_product": "whatsapp", "messages": [{ "id": id }],
+            "messaging_product": "whatsapp",
+            "contacts": [{ "input": body["to"], "wa_id": body["to"] }],
+            "messages": [{ "id": id }],
         })),
         _ => Json(json!({ "recipient_id": body["recipient"]["id"], "message_id": id })),
     }
