@@ -77,7 +77,9 @@ async fn case_r15_a_leader_whose_disk_fills_hands_over_and_heals_without_a_resta
     let mut cluster = Cluster::start_prepared(&options, arena, |cluster| {
         let _ = fs::remove_dir_all(&at);
         cluster.nodes[0].dir = at.clone();
-        cluster.nodes[0].env = vec![("BOTMESH_DISK_LOW_WATER".to_owned(), "48MiB".to_owned())];
+        // Snapshots are due again and again, on the full disk too.
+        let env = [("BOTMESH_DISK_LOW_WATER", "48MiB"), ("BOTMESH_SNAPSHOT_EVERY", "50")];
+        cluster.nodes[0].env = env.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec();
     })
     .await;
     // The founder leads; it is the one on the small disk.
@@ -106,6 +108,33 @@ async fn case_r15_a_leader_whose_disk_fills_hands_over_and_heals_without_a_resta
     cluster.states_are_equal().await;
     cluster.kill_all();
     drop(disk);
+}
+
+/// To openraft whatever fails its stores is the end. A process that outlived it would answer for ever
+/// that it does not serve, and nobody would start it again.
+#[tokio::test(flavor = "multi_thread")]
+async fn m4_a_node_whose_raft_has_ended_ends_too_and_comes_back() {
+    let arena = Arena::enter().await;
+    let options = Options::nodes(3).lease("2s");
+    let mut cluster = Cluster::start_prepared(&options, arena, |cluster| {
+        cluster.nodes[2].env = vec![("BOTMESH_SNAPSHOT_EVERY".to_owned(), "50".to_owned())];
+    })
+    .await;
+    let [first, third] = [0, 2].map(|node| only(&cluster, node));
+    // No snapshot can be written any more.
+    let snapshots = cluster.nodes[2].dir.join("snapshots");
+    fs::remove_dir_all(&snapshots).unwrap();
+    fs::write(&snapshots, b"in the way").unwrap();
+    write(&first, 0..200).await;
+    cluster.nodes[2].wait_ended(30 * SECOND).await;
+    let printed = cluster.nodes[2].printed();
+    assert!(printed.contains("Raft has ended by itself"), "{printed}");
+
+    fs::remove_file(&snapshots).unwrap();
+    cluster.restart(2).await;
+    until("n3 has caught up", 30 * SECOND, async || has(&third, 199).await.then_some(())).await;
+    write(&third, 200..220).await;
+    cluster.states_are_equal().await;
 }
 
 // -------------------------------------------------------------------------- failing system calls

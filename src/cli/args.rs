@@ -180,6 +180,9 @@ pub(in crate::cli) struct RunArgs {
     /// Log entries after which a snapshot is built
     #[arg(long, value_name = "N")]
     snapshot_every: Option<String>,
+    /// Bytes of log after which a snapshot is built
+    #[arg(long, value_name = "BYTES")]
+    snapshot_every_bytes: Option<String>,
 }
 
 /// What calls on a running node need.
@@ -297,6 +300,7 @@ impl RunArgs {
         layers.flag("dedupe_window", self.dedupe_window.clone());
         layers.flag("dedupe_ids", self.dedupe_ids.clone());
         layers.flag("snapshot_every", self.snapshot_every.clone());
+        layers.flag("snapshot_every_bytes", self.snapshot_every_bytes.clone());
     }
 }
 

@@ -152,6 +152,7 @@ async fn open(settings: &Settings, name: &str, advertise: &HostPort) -> Result<N
         timing: Timing::of(settings.beat),
         limits: NodeLimits {
             disk_low_water: settings.disk_low_water,
+            snapshot_every_bytes: settings.snapshot_every_bytes,
             ..NodeLimits::snapshots_every(settings.snapshot_every)
         },
         machine: crate::machine::Limits {

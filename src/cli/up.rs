@@ -161,6 +161,7 @@ fn child(
     add("--dedupe-window", window.replace(' ', ""));
     add("--dedupe-ids", settings.dedupe_ids.to_string());
     add("--snapshot-every", settings.snapshot_every.to_string());
+    add("--snapshot-every-bytes", settings.snapshot_every_bytes.to_string());
     add("--log", settings.log.clone());
     if let Some(url) = &settings.reply_url {
         add("--reply-url", url.clone());

@@ -85,6 +85,12 @@ pub const KEYS: &[Key] = &[
     ),
     key("snapshot_every", "50000", "log entries after which a snapshot is built; 50 at the least"),
     key(
+        "snapshot_every_bytes",
+        "64MiB",
+        "bytes of log after which a snapshot is built, or as many as the last one has; `off` = entries \
+         alone decide",
+    ),
+    key(
         "log",
         "info,openraft=warn",
         "what is logged: error, warn, info, debug, trace, or a filter",

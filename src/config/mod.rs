@@ -284,6 +284,8 @@ pub struct Settings {
     pub dedupe_ids: u32,
     /// Log entries after which a snapshot is built.
     pub snapshot_every: u64,
+    /// Bytes of log after which a snapshot is built; 0 = entries alone decide.
+    pub snapshot_every_bytes: u64,
     /// The log filter.
     pub log: String,
 }
@@ -326,6 +328,7 @@ impl Settings {
             snapshot_every: layers
                 .read("snapshot_every", |text| number(text, 50..=1_000_000_000))?
                 .unwrap_or(50_000) as u64,
+            snapshot_every_bytes: layers.read("snapshot_every_bytes", bytes)?.unwrap_or(64 << 20),
             log: layers.read("log", filter)?.unwrap_or_else(|| "info,openraft=warn".to_owned()),
         })
     }

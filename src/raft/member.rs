@@ -270,8 +270,13 @@ impl Member {
             Leader::At(id, address) => {
                 let to = (id, address.as_str());
                 let within = self.timing.election_max;
-                let answer =
-                    self.peers.call(Lane::Beat, to, "/raft/read-index", &ReadIndex, within).await;
+                let asked = self.peers.call(Lane::Beat, to, "/raft/read-index", &ReadIndex, within);
+                let answer = tokio::select! {
+                    biased;
+                    answer = asked => answer,
+                    // Whoever led may be silent; the next round asks whoever leads now.
+                    () = another_leads(self, id) => return Err(self.no_quorum()),
+                };
                 answer.map_err(|error: CallError| {
                     tracing::debug!(%error, "no read index");
                     self.no_quorum()

@@ -6,6 +6,7 @@ mod bootstrap;
 mod bounds;
 mod campaign;
 mod cluster;
+mod compaction;
 mod error;
 mod files;
 mod group_time;

@@ -88,6 +88,9 @@ pub struct NodeLimits {
     pub commands_waiting_max: usize,
     /// Log entries after which a snapshot is built.
     pub snapshot_every: u64,
+    /// Bytes of log after which a snapshot is built, or as many as the last one has where that is more;
+    /// 0 = entries alone decide.
+    pub snapshot_every_bytes: u64,
     /// Log entries kept behind a snapshot, so that a follower slightly behind needs none.
     pub entries_kept: u64,
     /// Free bytes of the disk below which the node takes no entries and leads no longer; 0 = it is
@@ -103,6 +106,7 @@ impl NodeLimits {
         Self {
             commands_waiting_max: 16_384,
             snapshot_every: entries,
+            snapshot_every_bytes: 64 << 20,
             entries_kept: entries / 5 * 2,
             disk_low_water: 64 << 20,
             snapshot_bytes_max: 16 << 30,

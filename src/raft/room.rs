@@ -75,6 +75,12 @@ impl Room {
         Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
     }
 
+    /// What has to be free: out of it again only with some to spare, or a node on the edge would do
+    /// nothing else.
+    fn enough(&self) -> u64 {
+        if self.is_short() { self.low_water / 2 * 3 } else { self.low_water }
+    }
+
     /// Looks at the disk and says whether the node is short. Blocking, briefly.
     pub(crate) fn look(&self) -> bool {
         if self.low_water == 0 {
@@ -87,14 +93,12 @@ impl Room {
                 return self.is_short();
             }
         };
-        // Out of it again only with some to spare, or a node on the edge would do nothing else.
-        let enough = if self.is_short() { self.low_water / 2 * 3 } else { self.low_water };
-        let is_short = free < enough;
+        let is_short = free < self.enough();
         let was_short = self.is_short();
         self.short.store(if is_short { free } else { u64::MAX }, Ordering::Release);
         if is_short && !was_short {
             tracing::error!(
-                free, needed = enough, dir = %self.root.display(),
+                free, needed = self.enough(), dir = %self.root.display(),
                 "the disk is nearly full: this node takes no entries and leads no longer; free \
                  some space, it goes on by itself"
             );
@@ -156,7 +160,7 @@ impl Room {
                  space, it goes on by itself",
                 free >> 20,
                 self.root.display(),
-                self.low_water >> 20
+                self.enough() >> 20
             ),
         })
     }

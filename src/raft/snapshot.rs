@@ -81,19 +81,13 @@ impl Snapshots {
         {
             return Ok(current);
         }
-        let path = self.path(meta);
-        let beside = files::beside(&path);
-        let mut out =
-            Summed { inner: BufWriter::with_capacity(1 << 18, File::create(&beside)?), crc: 0 };
-        let head = codec::seal(Kind::SnapshotHead, meta);
-        out.write_all(&(head.len() as u32).to_le_bytes())?;
-        out.write_all(&head)?;
-        state.write(&mut out)?;
-        let crc = out.crc;
-        out.write_all(&crc.to_le_bytes())?;
-        let file = out.inner.into_inner().map_err(io::IntoInnerError::into_error)?;
-        file.sync_all()?;
-        self.adopt(&beside, meta)
+        let beside = files::beside(&self.path(meta));
+        let written = write(&beside, meta, state).and_then(|()| self.adopt(&beside, meta));
+        if written.is_err() {
+            // Half a snapshot is of no use, and may be what fills the disk.
+            let _ = fs::remove_file(&beside);
+        }
+        written
     }
 
     /// Reads a received snapshot and makes it the newest; the state in it. Blocking.
@@ -151,6 +145,20 @@ impl Snapshots {
         });
         self.dir.join(name)
     }
+}
+
+/// Writes a state, synced, under that name.
+fn write(beside: &Path, meta: &SnapshotMeta, state: &Frozen) -> io::Result<()> {
+    let mut out =
+        Summed { inner: BufWriter::with_capacity(1 << 18, File::create(beside)?), crc: 0 };
+    let head = codec::seal(Kind::SnapshotHead, meta);
+    out.write_all(&(head.len() as u32).to_le_bytes())?;
+    out.write_all(&head)?;
+    state.write(&mut out)?;
+    let crc = out.crc;
+    out.write_all(&crc.to_le_bytes())?;
+    let file = out.inner.into_inner().map_err(io::IntoInnerError::into_error)?;
+    file.sync_all()
 }
 
 fn invalid(why: impl Into<String>) -> io::Error {

@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use openraft::ServerState;
 use openraft::async_runtime::WatchReceiver;
+use openraft::error::Fatal;
 
+use super::files::fatal;
 use super::member::{Leader, Member};
 use super::node::Inner;
 use super::types::{Peer, StoredMembership};
-use super::{bootstrap, bounds, levels, membership, room, suspect};
+use super::{bootstrap, bounds, compaction, levels, membership, room, suspect};
 use crate::group::Unavailable;
 use crate::machine::Command;
 use crate::types::NodeId;
@@ -35,7 +37,9 @@ pub(crate) fn spawn(inner: &Arc<Inner>, member: &Arc<Member>) {
         Box::pin(bounds::tend(member.clone(), inner.options.machine)),
         Box::pin(suspect::watch(member.clone())),
         Box::pin(beat_at_once(member.clone())),
+        Box::pin(end_with_raft(member.clone())),
         Box::pin(room::watch(member.clone())),
+        Box::pin(compaction::watch(member.clone(), inner.options.limits.snapshot_every_bytes)),
         Box::pin(bootstrap::announce(inner.clone(), member.clone())),
     ];
     for task in tasks.drain(..) {
@@ -47,6 +51,25 @@ pub(crate) fn spawn(inner: &Arc<Inner>, member: &Arc<Member>) {
                 () = task => {}
             }
         });
+    }
+}
+
+/// Ends the process where Raft has ended by itself, as it does when a store fails it. Such a node would
+/// answer for ever that it does not serve, and whoever watches the process would take it for well.
+async fn end_with_raft(member: Arc<Member>) {
+    let mut metrics = member.raft.metrics();
+    loop {
+        let ended = metrics.borrow_and_update().running_state.clone().err();
+        if let Some(why) = ended {
+            // Stopped as asked; or halted, of which its owner is told.
+            if !matches!(why, Fatal::Stopped) && member.state.halted().is_none() {
+                fatal("Raft has ended by itself", &why);
+            }
+            return;
+        }
+        if metrics.changed().await.is_err() {
+            return;
+        }
     }
 }
 

@@ -133,6 +133,7 @@ async fn l6_a_freeze_and_a_planned_stop_are_measured() {
     let stopped = failover("l6_a_planned_stop", 4, &more).unwrap();
     for kind in ["holder", "holder that leads", "transport leader", "transport and Raft leader"] {
         assert_eq!(stopped.samples(&format!("{kind}: gap")), 1);
+        assert_eq!(stopped.samples(&format!("{kind}: another answers")), 1);
     }
     assert_eq!(stopped.samples("transport leader: acted"), 1);
 }

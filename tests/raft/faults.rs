@@ -183,6 +183,36 @@ async fn a_learner_that_is_far_behind_catches_up_by_snapshot() {
     execute(&second.node, put("mine", b"x", Expect::Absent)).await.unwrap();
 }
 
+/// By the number of its entries alone it would keep all of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m3_a_log_of_large_entries_is_cut_by_its_bytes() {
+    let lab = Lab::new();
+    let limits = NodeLimits { snapshot_every_bytes: 256 << 10, ..NodeLimits::default() };
+    let start = async |name: &str, start: Start| {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let options = NodeOptions { limits, ..lab.options(name, &address, start) };
+        lab.serve(listener, options).await.unwrap()
+    };
+    let first = start("n1", Start::Bootstrap).await;
+    // The same few rows again and again: the state stays small.
+    for number in 0..200u32 {
+        let value = vec![number as u8; 4000];
+        execute(&first.node, put(&format!("k{}", number % 4), &value, Expect::Any)).await.unwrap();
+    }
+    let purged = async {
+        while first.node.status().purged < 100 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), purged).await.expect("the log is cut");
+    let second = start("n2", Start::Join(vec![first.address.clone()])).await;
+    converge(&[&first, &second]).await;
+    let taken = second.taken.lock().clone();
+    assert!(taken.get("/raft/snapshot").is_some_and(|count| *count >= 1), "{taken:?}");
+    assert_eq!(read(&second.node, "k3").await, Some(vec![199u32 as u8; 4000]));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn b1_commands_of_one_key_are_applied_in_the_order_they_were_asked() {
     let lab = Lab::new();

@@ -17,7 +17,8 @@
 //!
 //! A replica that is asked to stop leaves nothing to wait for. There, one message after another goes
 //! through it, and through a survivor once it takes none, each when the reply to the last one has
-//! come; the sample is the longest of these round trips (`gap`).
+//! come; the samples are the longest of these round trips from the stop on (`gap`), and how long it took
+//! until another node had answered one.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -269,11 +270,12 @@ impl Bench {
         }
     }
 
-    /// One stop under a stream of messages; the longest round trip.
+    /// One stop under a stream of messages: the longest round trip from then on, and how long it took
+    /// until another node had answered.
     async fn stop(&mut self, blow: Blow, victims: &[usize], run: usize) -> Result<(), Failure> {
         let (name, chat, victim) = (self.name(blow), format!("c{}", run % CHATS), victims[0]);
         let next = (0..self.group.len()).find(|node| !victims.contains(node)).unwrap_or_default();
-        let mut stopped: Option<Instant> = None;
+        let (mut stopped, mut acted): (Option<Instant>, Option<Duration>) = (None, None);
         let (mut longest, mut left, mut number) = (Duration::ZERO, AROUND, 0);
         while left > 0 {
             if number == AROUND {
@@ -287,11 +289,23 @@ impl Bench {
             self.group.doors().post(&[victim, next], &message, &chat).await?;
             self.sink.ledger(|ledger| ledger.taken(&message));
             let Some(came) = self.sink.reply(&message, LOST_AFTER, |_| true).await else { break };
-            longest = longest.max(came.at.saturating_duration_since(asked));
             number += 1;
+            let Some(stopped) = stopped else { continue };
+            let took = came.at.saturating_duration_since(asked);
+            if took > longest {
+                longest = took;
+                let (after, by) = (asked.saturating_duration_since(stopped), came.node + 1);
+                tracing::debug!(run, ?took, ?after, by, "the longest round trip so far");
+            }
+            if !victims.contains(&came.node) {
+                acted.get_or_insert(came.at.saturating_duration_since(stopped));
+            }
             // What comes after the end of the processes is counted down.
             let ended = number > AROUND && victims.iter().all(|node| self.group.ended(*node));
             left -= usize::from(ended);
+        }
+        if let Some(acted) = acted {
+            self.add(format!("{name}: another answers"), acted);
         }
         self.add(format!("{name}: gap"), longest);
         if blow.polls()

@@ -233,6 +233,12 @@ impl LogStore {
         self.shared.stall.typical()
     }
 
+    /// Its last entry, and the bytes of all it ever took, as far as that is known since it was opened.
+    pub(crate) fn appended(&self) -> (u64, u64) {
+        let view = self.shared.view.lock();
+        (view.last().map_or(0, |last| last.index), view.appended())
+    }
+
     /// The last entry that was purged.
     pub(crate) fn last_purged(&self) -> Option<LogId> {
         self.shared.view.lock().purged()
@@ -297,7 +303,7 @@ impl Opened {
         let replay = std::mem::take(&mut recovered.replay);
         let base = recovered.base.map(|base| base.log_id);
         let (first, committed) = (recovered.first, recovered.committed.max(replay.committed));
-        let Recovered { last, hash, vote, .. } = recovered;
+        let Recovered { last, hash, vote, bytes, .. } = recovered;
         let mut end = Durable { last, hash, vote };
         let half_bytes = match recovered.marker.tail() {
             Some(from) => from.half_bytes as usize,
@@ -317,8 +323,9 @@ impl Opened {
         if has_tail {
             keeper.fold(replay.newest);
         }
-        let view =
+        let mut view =
             View::new((base, first, end.last), (end.vote, committed), options.recent_bytes_max);
+        view.had(bytes);
         let view = Arc::new(Mutex::new(view));
         keeper.show(view.clone());
 

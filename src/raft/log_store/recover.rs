@@ -110,6 +110,8 @@ pub(super) struct Recovered {
     pub(super) hash: u64,
     pub(super) vote: Option<Vote>,
     pub(super) committed: Option<LogId>,
+    /// Bytes of the entries.
+    pub(super) bytes: u64,
     /// What the tail has beyond it.
     pub(super) replay: Replay,
     pub(super) marker: Marker,
@@ -139,7 +141,7 @@ pub(super) fn recover(root: &Path, cache_bytes: u64) -> Result<Recovered, OpenEr
     }
     let (db, sync) = open_sled(&dir, cache_bytes)?.map_err(quarantined)?;
     let read = guarded(|| read(&db, &sync, marker.durable())).and_then(|checked| checked);
-    let Read { base, first, last, hash, vote, committed } = read.map_err(quarantined)?;
+    let Read { base, first, last, hash, vote, committed, bytes } = read.map_err(quarantined)?;
     let replay = match marker.tail() {
         None => Replay::default(),
         Some(from) => {
@@ -148,7 +150,7 @@ pub(super) fn recover(root: &Path, cache_bytes: u64) -> Result<Recovered, OpenEr
         }
     };
     let first = if last.is_none() { replay.first.unwrap_or(first) } else { first };
-    Ok(Recovered { base, first, last, hash, vote, committed, replay, marker, db, sync })
+    Ok(Recovered { base, first, last, hash, vote, committed, bytes, replay, marker, db, sync })
 }
 
 struct Read {
@@ -158,6 +160,7 @@ struct Read {
     hash: u64,
     vote: Option<Vote>,
     committed: Option<LogId>,
+    bytes: u64,
 }
 
 fn meta<T: serde::de::DeserializeOwned>(
@@ -194,6 +197,7 @@ fn read(db: &sled::Db, sync: &File, durable: &Durable) -> sled::Result<Result<Re
         last: base.map(|base| base.log_id),
         hash: base.map_or(chunk::SEED, |base| base.hash),
         marked: None,
+        bytes: 0,
     };
     // Whatever lies before the chunk with the first entry is purged, and perhaps half removed.
     let from = match base {
@@ -223,8 +227,8 @@ fn read(db: &sled::Db, sync: &File, durable: &Durable) -> sled::Result<Result<Re
         }
     }
     found!(walk.compare(durable, vote.as_ref()));
-    let Walk { first, last, hash, .. } = walk;
-    Ok(Ok(Read { base, first, last, hash, vote, committed }))
+    let Walk { first, last, hash, bytes, .. } = walk;
+    Ok(Ok(Read { base, first, last, hash, vote, committed, bytes }))
 }
 
 /// The index a chunk's first record is stored under.
@@ -242,6 +246,8 @@ struct Walk {
     hash: u64,
     /// The log id and the chain at the marker's index, once passed.
     marked: Option<(LogId, u64)>,
+    /// Bytes of what was passed.
+    bytes: u64,
 }
 
 impl Walk {
@@ -275,6 +281,7 @@ impl Walk {
                 return Err(format!("entry {} is of an older term", entry.log_id.index));
             }
             self.last = Some(entry.log_id);
+            self.bytes += super::view::size(entry) as u64;
             self.hash = *hash;
             if durable.last.is_some_and(|last| last.index == entry.log_id.index) {
                 self.marked = Some((entry.log_id, *hash));

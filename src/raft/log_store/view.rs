@@ -29,6 +29,8 @@ pub(super) struct View {
     recent_first: u64,
     recent_bytes: usize,
     recent_bytes_max: usize,
+    /// Bytes of all entries that were ever in it, as far as that is known here.
+    appended: u64,
     /// Entries below this can be read from sled.
     stored_next: u64,
     /// Raised by truncations and purges: what was read before may not fit what is read after.
@@ -75,6 +77,7 @@ impl View {
             recent_first: next_of(last),
             recent_bytes: 0,
             recent_bytes_max,
+            appended: 0,
             stored_next: next_of(last),
             epoch: 0,
             truncations: 0,
@@ -95,6 +98,16 @@ impl View {
 
     pub(super) fn last(&self) -> Option<LogId> {
         self.last
+    }
+
+    /// Bytes of all entries it ever took.
+    pub(super) fn appended(&self) -> u64 {
+        self.appended
+    }
+
+    /// Counts what was there before.
+    pub(super) fn had(&mut self, bytes: u64) {
+        self.appended += bytes;
     }
 
     pub(super) fn set_vote(&mut self, vote: Vote) {
@@ -125,6 +138,7 @@ impl View {
                 ));
             }
             self.recent_bytes += size(entry);
+            self.appended += size(entry) as u64;
             self.recent.push_back(entry.clone());
             self.last = Some(entry.log_id);
         }

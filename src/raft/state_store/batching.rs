@@ -1,8 +1,10 @@
 //! Writes to sled in portions it bears (DESIGN 7).
 
 use std::fs::File;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use super::disk::{Failed, sled, sync};
 use crate::raft::log_store::SYNC_BYTES_MAX;
@@ -17,6 +19,13 @@ pub(super) const BYTES_MAX: usize = 256 << 10;
 /// What a key weighs beside its value.
 const KEY_BYTES: usize = 64;
 
+/// Between two tries on a full disk.
+const FULL_AGAIN: Duration = Duration::from_millis(500);
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
 /// What a writer of the state waits for: it is in no hurry, and sled must not meet a full disk (SPEC
 /// M4).
 #[derive(Clone, Debug, Default)]
@@ -30,6 +39,21 @@ impl Waits {
     fn for_room(&self) {
         if let Some(room) = &self.room {
             room.wait(|| self.closing.load(Ordering::Relaxed));
+        }
+    }
+
+    /// Does what writes a file, again once there is room where the disk was full: to openraft such an
+    /// error would be the end.
+    pub(super) fn write<T>(&self, mut work: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+        loop {
+            self.for_room();
+            match work() {
+                Err(error) if is_full(&error) && !self.closing.load(Ordering::Relaxed) => {
+                    tracing::warn!(%error, "the disk is full: a snapshot waits for room");
+                    std::thread::sleep(FULL_AGAIN);
+                }
+                done => return done,
+            }
         }
     }
 
@@ -104,5 +128,27 @@ impl Batching {
             return sync(&self.db, &self.sync);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn m4_what_meets_a_full_disk_is_tried_again_until_the_store_closes() {
+        let full = || io::Error::from(io::ErrorKind::StorageFull);
+        let (waits, mut tries) = (Waits::default(), 0);
+        let written = waits.write(|| {
+            tries += 1;
+            if tries < 3 { Err(full()) } else { Ok(7) }
+        });
+        assert_eq!((written.unwrap(), tries), (7, 3));
+        let broken = || io::Error::from(io::ErrorKind::InvalidData);
+        let told = waits.write(|| Err::<(), _>(broken())).unwrap_err();
+        assert_eq!(told.kind(), io::ErrorKind::InvalidData, "that is no matter of room");
+        waits.closing.store(true, Ordering::Relaxed);
+        let told = waits.write(|| Err::<(), _>(full())).unwrap_err();
+        assert_eq!(told.kind(), io::ErrorKind::StorageFull);
     }
 }

@@ -156,6 +156,7 @@ struct Shared {
     /// Set once it met what a newer program wrote: from then on it applies nothing.
     halted: watch::Sender<Option<String>>,
     scrubs: Arc<Scrubs>,
+    waits: Waits,
     /// Set to `None` to close.
     asks: Mutex<Option<mpsc::Sender<Ask>>>,
     saver: Mutex<Option<JoinHandle<()>>>,
@@ -207,8 +208,9 @@ impl StateStore {
         let flushed = Arc::new(Mutex::new(flushed));
         let (asks, asked) = mpsc::channel();
         let scrubs = Arc::new(Scrubs::default());
+        let waits = Waits { room, closing: scrubs.stop.clone() };
         let saver = disk.map(|mut disk| {
-            disk.waits = Waits { room, closing: scrubs.stop.clone() };
+            disk.waits = waits.clone();
             let saver = Saver {
                 replica: replica.clone(),
                 disk,
@@ -236,6 +238,7 @@ impl StateStore {
             level: options.level,
             halted: watch::channel(None).0,
             scrubs,
+            waits,
             asks: Mutex::new(saver.is_some().then_some(asks)),
             saver: Mutex::new(saver),
             _dir: dir.clone(),
@@ -246,6 +249,12 @@ impl StateStore {
     /// Reads the machine. Short: applies wait meanwhile.
     pub(crate) fn read<T>(&self, look: impl FnOnce(&Machine) -> T) -> T {
         look(&self.shared.replica.read().machine)
+    }
+
+    /// Up to where the newest snapshot goes, and how many bytes it has.
+    pub(crate) fn snapshot(&self) -> Option<(u64, u64)> {
+        let current = self.shared.snapshots.current()?;
+        Some((current.meta.last_log_id?.index, current.snapshot.bytes))
     }
 
     /// The state without the store.
@@ -502,7 +511,8 @@ impl RaftStateMachine<TypeConfig> for StateStore {
 
     async fn get_snapshot_builder(&mut self) -> Builder {
         let (meta, state) = self.snapshot_meta();
-        Builder { snapshots: self.shared.snapshots.clone(), meta, state }
+        let (snapshots, waits) = (self.shared.snapshots.clone(), self.shared.waits.clone());
+        Builder { snapshots, waits, meta, state }
     }
 
     async fn install_snapshot(
@@ -510,11 +520,10 @@ impl RaftStateMachine<TypeConfig> for StateStore {
         meta: &SnapshotMeta,
         snapshot: SnapshotFile,
     ) -> io::Result<()> {
-        let snapshots = self.shared.snapshots.clone();
+        let (snapshots, waits) = (self.shared.snapshots.clone(), self.shared.waits.clone());
         let installing = meta.clone();
-        let machine = outside::off_thread(move || snapshots.install(&installing, &snapshot))
-            .await
-            .map_err(io::Error::other)?;
+        let install = move || waits.write(|| snapshots.install(&installing, &snapshot));
+        let machine = outside::off_thread(install).await.map_err(io::Error::other)?;
         let machine = machine.map_err(|error| match snapshot::is_newer(&error) {
             true => self.halt(format!(
                 "the leader's snapshot is not understood: {error}. Install the newer version that \
@@ -547,6 +556,7 @@ impl RaftStateMachine<TypeConfig> for StateStore {
 #[derive(Debug)]
 pub(crate) struct Builder {
     snapshots: Arc<Snapshots>,
+    waits: Waits,
     meta: SnapshotMeta,
     state: Frozen,
 }
@@ -555,9 +565,9 @@ impl RaftSnapshotBuilder<TypeConfig> for Builder {
     type SnapshotData = SnapshotFile;
 
     async fn build_snapshot(&mut self) -> io::Result<Snapshot> {
-        let (snapshots, meta, state) =
-            (self.snapshots.clone(), self.meta.clone(), self.state.clone());
-        outside::off_thread(move || snapshots.build(&meta, &state))
+        let (snapshots, waits) = (self.snapshots.clone(), self.waits.clone());
+        let (meta, state) = (self.meta.clone(), self.state.clone());
+        outside::off_thread(move || waits.write(|| snapshots.build(&meta, &state)))
             .await
             .map_err(io::Error::other)?
     }
