@@ -17,6 +17,12 @@ mod bot {
     #[path = "../support/smtp.rs"]
     pub mod smtp;
     pub mod support;
+    #[path = "../support/whatsapp_api.rs"]
+    pub mod whatsapp_api;
+    #[path = "../support/whatsapp_people.rs"]
+    pub mod whatsapp_people;
+    #[path = "../support/whatsapp_wire.rs"]
+    pub mod whatsapp_wire;
 
     mod conform;
     mod conversations;
@@ -41,4 +47,7 @@ mod bot {
     mod telegram;
     mod transports;
     mod webhook;
+    mod whatsapp_web;
+    mod whatsapp_web_journal;
+    mod whatsapp_web_storage;
 }

@@ -106,6 +106,12 @@ fn discord_resumes_the_session_of_the_other_replica() {
 }
 
 #[test]
+fn whatsapp_web_goes_on_as_the_same_device() {
+    let stops = ["echo: hello", "stops", "echo: are you there", "echo: bye"];
+    says("whatsapp_web", &[&stops[..], &["1 code, 2 logins as one device"]].concat());
+}
+
+#[test]
 fn email_answers_in_the_thread_and_once() {
     says(
         "email",

@@ -20,7 +20,9 @@ use super::turns;
 use crate::clock::BootInstant;
 use crate::coordinator::{Admission, Admit, CoordinationError, Lead};
 use crate::provider::{BadItem, DeliverError, Delivered, Inbox, Notice};
-use crate::store::{Authority, Consistency, Expect, Op, RekeyError, RowKey, Table, Taken};
+use crate::store::{
+    Authority, CommitError, Consistency, Expect, Op, RekeyError, RowKey, Table, Taken,
+};
 use crate::types::{ChatKey, Message, TicketId, VALUE_BYTES_MAX};
 
 /// Deliveries waiting for their admission.
@@ -29,6 +31,8 @@ const WAITING_MAX: usize = 4096;
 const BATCH_MESSAGES_MAX: usize = 512;
 /// Bytes of one admission.
 const BATCH_BYTES_MAX: usize = 2 * VALUE_BYTES_MAX;
+/// Rows of a provider's that are read at once.
+const KEPT_PAGE: usize = 16_384;
 /// Message ids a bot without durability remembers, to handle each once.
 const SEEN_MAX: usize = 100_000;
 /// Kinds of message that only the bot itself makes begin so.
@@ -195,8 +199,6 @@ impl Inbox for BotInbox {
         rows: Vec<(String, Vec<u8>)>,
         remembered: Duration,
     ) -> Result<(), DeliverError> {
-        // What a deposed replica remembers is older than what its successor does.
-        self.lead()?;
         let ttl_ms = Some(u64::try_from(remembered.as_millis()).unwrap_or(u64::MAX));
         let put = |(name, value): (String, Vec<u8>)| Op::Put {
             row: kept_by(provider, &name),
@@ -204,9 +206,43 @@ impl Inbox for BotInbox {
             expect: Expect::Any,
             ttl_ms,
         };
-        let rows = rows.into_iter().map(put).collect();
-        let written = self.runtime.store.commit(Authority::Nobody, rows).await;
-        written.map(drop).map_err(|error| unavailable(error.to_string()))
+        self.write(rows.into_iter().map(put).collect()).await
+    }
+
+    async fn change(
+        &self,
+        provider: &str,
+        rows: Vec<(String, Option<Vec<u8>>)>,
+    ) -> Result<(), DeliverError> {
+        let change = |(name, value): (String, Option<Vec<u8>>)| {
+            let (row, expect) = (kept_by(provider, &name), Expect::Any);
+            match value {
+                Some(value) => Op::Put { row, value, expect, ttl_ms: None },
+                None => Op::Delete { row, expect },
+            }
+        };
+        self.write(rows.into_iter().map(change).collect()).await
+    }
+
+    async fn all_kept(&self, provider: &str) -> Result<Vec<(String, Vec<u8>)>, DeliverError> {
+        self.lead()?;
+        let first = kept_by(provider, "").key;
+        let (mut found, mut after) = (Vec::new(), first.clone());
+        loop {
+            let page = self.runtime.store.scan(Table::Kv, Some(&after), KEPT_PAGE).await;
+            let page = page.map_err(|error| unavailable(error.to_string()))?;
+            let last = page.len() < KEPT_PAGE;
+            for (row, content) in page {
+                match row.key.strip_prefix(&first) {
+                    Some(name) => found.push((name.to_owned(), content.value)),
+                    None => return Ok(found),
+                }
+                after = row.key;
+            }
+            if last {
+                return Ok(found);
+            }
+        }
     }
 
     async fn kept(&self, provider: &str, name: &str) -> Result<Option<Vec<u8>>, DeliverError> {
@@ -273,6 +309,18 @@ impl BotInbox {
         let Some(lead) = &self.lead else { return Ok(None) };
         let held = lead.upgrade().filter(|lead| lead.check().is_ok());
         held.map(Some).ok_or(DeliverError::Deposed)
+    }
+
+    /// Writes what a provider keeps, in the name of its lead where it has one: what a deposed replica
+    /// remembers is older than what its successor does.
+    async fn write(&self, ops: Vec<Op>) -> Result<(), DeliverError> {
+        let lead = self.lead()?;
+        let by = lead.as_deref().map_or(Authority::Nobody, Authority::Lead);
+        match self.runtime.store.commit(by, ops).await {
+            Ok(_) => Ok(()),
+            Err(CommitError::Fenced { .. }) => Err(DeliverError::Deposed),
+            Err(error) => Err(unavailable(error.to_string())),
+        }
     }
 
     async fn admit(&self, messages: Vec<Admit>) -> Result<Vec<Delivered>, DeliverError> {

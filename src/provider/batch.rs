@@ -87,6 +87,17 @@ impl Batch {
         Ok(delivered)
     }
 
+    /// As [`Batch::take`], for a transport whose other side remembers where it stands.
+    #[cfg(feature = "whatsapp-web")]
+    pub(super) async fn take_in(mut self, provider: &str, link: &Link) -> Result<(), DeliverError> {
+        self.move_chats(link).await?;
+        let messages = std::mem::take(&mut self.messages);
+        let (_, bad) = leaving_out_bad(link, messages, None).await?;
+        self.bad.extend(bad);
+        self.tell(provider, link);
+        Ok(())
+    }
+
     /// Moves what is kept of chats that go on under another id, before a message under that comes.
     async fn move_chats(&mut self, link: &Link) -> Result<(), DeliverError> {
         for (from, to) in &self.moved {

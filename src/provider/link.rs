@@ -61,6 +61,21 @@ pub trait Inbox: Send + Sync + 'static {
     /// A row that [`Inbox::keep`] wrote, on whichever replica.
     async fn kept(&self, provider: &str, name: &str) -> Result<Option<Vec<u8>>, DeliverError>;
 
+    /// Writes rows of the provider's own, by name, or deletes them (`None`): in one commit, without an
+    /// end, and only while this replica leads the transport. An inbox that keeps none need not have it.
+    async fn change(
+        &self,
+        _provider: &str,
+        _rows: Vec<(String, Option<Vec<u8>>)>,
+    ) -> Result<(), DeliverError> {
+        Err(keeps_nothing())
+    }
+
+    /// All rows of the provider's own, by name, and only while this replica leads the transport.
+    async fn all_kept(&self, _provider: &str) -> Result<Vec<(String, Vec<u8>)>, DeliverError> {
+        Err(keeps_nothing())
+    }
+
     /// A chat goes on under another key (SPEC B2): see
     /// [`Store::rekey`](crate::store::Store::rekey).
     async fn rekey(&self, from: &ChatKey, to: &ChatKey, taken: Taken) -> Result<(), RekeyError>;
@@ -70,6 +85,11 @@ pub trait Inbox: Send + Sync + 'static {
 
     /// Whether the outside has let this replica in.
     fn connected(&self, provider: &str, connected: bool);
+}
+
+fn keeps_nothing() -> DeliverError {
+    let why = "this inbox keeps no rows for good; use a bot's".to_owned();
+    DeliverError::Unavailable { why, retry_after: Duration::from_secs(10) }
 }
 
 /// A provider's way to its bot. Cheap to clone.
@@ -121,6 +141,25 @@ impl Link {
     /// A row that [`Link::keep`] wrote, on whichever replica.
     pub async fn kept(&self, provider: &str, name: &str) -> Result<Option<Vec<u8>>, DeliverError> {
         self.inbox.kept(provider, name).await
+    }
+
+    /// Writes rows of the provider's own, by name, or deletes them (`None`), in one commit: what the
+    /// transport's session is made of, and is to outlast every replica (SPEC D5). Unlike those of
+    /// [`Link::keep`] they have no end. Refused as [`DeliverError::Deposed`] once the lead is lost, by
+    /// the group and not by this replica's opinion alone; where it is not known whether they were
+    /// written it says `Unavailable`, and the same may be written again.
+    pub async fn change(
+        &self,
+        provider: &str,
+        rows: Vec<(String, Option<Vec<u8>>)>,
+    ) -> Result<(), DeliverError> {
+        self.inbox.change(provider, rows).await
+    }
+
+    /// All rows that [`Link::change`] and [`Link::keep`] wrote, on whichever replica, in the order of
+    /// their names; refused like a write once the lead is lost.
+    pub async fn all_kept(&self, provider: &str) -> Result<Vec<(String, Vec<u8>)>, DeliverError> {
+        self.inbox.all_kept(provider).await
     }
 
     /// Says that a chat goes on under another key, before any message under that is delivered: a

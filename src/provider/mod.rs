@@ -15,6 +15,7 @@
 //! | what became of a reply | [`Receipt`], which only ever advances |
 //! | where a transport stands | [`Link::deliver_past`]: a cursor moves in the commit of what it covers |
 //! | what a provider remembers besides | [`Link::keep`] and [`Link::kept`] |
+//! | what its session is made of | [`Link::change`] and [`Link::all_kept`] |
 //!
 //! # Writing a provider
 //!
@@ -47,12 +48,12 @@ pub mod conformance;
 pub mod discord;
 #[cfg(feature = "email")]
 pub mod email;
-#[cfg(any(feature = "discord", feature = "email"))]
+#[cfg(any(feature = "discord", feature = "email", feature = "whatsapp-web"))]
 mod encrypted;
 mod link;
 #[cfg(feature = "meta")]
 pub mod meta;
-#[cfg(any(feature = "discord", feature = "meta", feature = "telegram"))]
+#[cfg(any(feature = "discord", feature = "meta", feature = "telegram", feature = "whatsapp-web"))]
 mod outward;
 mod receipt;
 mod reply;
@@ -63,6 +64,8 @@ mod signature;
 pub mod telegram;
 pub mod webchat;
 pub mod webhook;
+#[cfg(feature = "whatsapp-web")]
+pub mod whatsapp_web;
 
 pub use batch::{BadItem, Batch};
 pub use link::{Inbox, Link, Notice};

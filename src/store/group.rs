@@ -101,6 +101,19 @@ impl GroupStore {
                 // No act may outlast the right to it (DESIGN 3 rule 7).
                 Ok((holding, deadline.min(turn.valid_until())))
             }
+            Authority::Lead(lead) => {
+                if lead.check().is_err() {
+                    let holder = self.look(|machine| machine.holder(lead.queue()));
+                    let holder = holder.map(|holder| (holder.session, holder.fence));
+                    return Err(CommitError::Fenced { holder });
+                }
+                let holding = Holding::Holder {
+                    queue: lead.queue().clone(),
+                    fence: lead.fence(),
+                    session: Some(lead.incarnation()),
+                };
+                Ok((holding, deadline.min(lead.valid_until())))
+            }
             Authority::Fence { chat, fence } => {
                 let queue = QueueKey {
                     kind: QueueKind::Turn,
@@ -280,7 +293,7 @@ impl Store for GroupStore {
         let (holding, deadline) = self.holding(&by)?;
         let turn = match by {
             Authority::Turn(turn) => Some(turn),
-            Authority::Nobody | Authority::Fence { .. } => None,
+            Authority::Nobody | Authority::Lead(_) | Authority::Fence { .. } => None,
         };
         let releases = turn.filter(|turn| {
             ops.iter().any(|op| match op {

@@ -18,7 +18,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::clock::BootInstant;
-use crate::coordinator::Turn;
+use crate::coordinator::{Lead, Turn};
 use crate::types::{ChatKey, Fence, Incarnation, Prefix, Revision, TicketId};
 
 pub use ext::{StoreExt, UpdateError};
@@ -64,6 +64,8 @@ pub enum Authority<'a> {
     Nobody,
     /// The turn's holder, exactly (incarnation, fence).
     Turn(&'a Turn),
+    /// The lead's holder, exactly (incarnation, fence).
+    Lead(&'a Lead),
     /// The holder of a chat's turn or a lead, by fence alone.
     Fence {
         /// The chat's canonical string.
