@@ -83,7 +83,7 @@ pub async fn linked(api: &WhatsAppApi) {
     eventually("it is linked", async || api.connected() == 1 && api.has_keys()).await;
 }
 
-/// Somebody hears just these texts, however they come; with the ids they came under.
+/// Somebody is shown just these texts next; with the ids they came under.
 pub async fn hears(api: &WhatsAppApi, user: &str, texts: &[&str]) -> Vec<String> {
     let mut heard = Vec::new();
     eventually(&format!("{user} hears {texts:?}"), async || {
@@ -522,7 +522,11 @@ async fn g3_what_becomes_of_a_send_is_told_apart_and_again_is_the_same_message()
         Err(_) => false,
     })
     .await;
-    let second = hears(&api, "15550001", &["said 5"]).await;
-    assert_eq!((&first, &second), (&vec![again.clone()], &vec![again]), "one message");
+    assert_eq!(first, [again.clone()], "one message");
+    eventually("it comes again", async || {
+        api.heard("15550001").await;
+        api.again() == [again.clone()]
+    })
+    .await;
     drop(a);
 }

@@ -64,6 +64,9 @@ struct State {
     acknowledged: Vec<String>,
     /// Messages of the bot: stanzas.
     sent: Vec<Node>,
+    /// Ids that were shown, each with whom, and those that came again.
+    shown: Vec<(String, String)>,
+    again: Vec<String>,
     /// What becomes of the next ones: `Some(code)` is refused, `None` unanswered.
     answers: Vec<Option<u16>>,
     refuse: Option<u16>,
@@ -285,7 +288,13 @@ impl WhatsAppApi {
         self.state.lock().to_all(&notification.children([modify.build()]).build());
     }
 
-    /// What somebody was sent, decrypted: (id, text). Each message is decrypted once.
+    /// Ids of messages that came again, to whomever.
+    pub fn again(&self) -> Vec<String> {
+        self.state.lock().again.clone()
+    }
+
+    /// What somebody is shown that was sent since, decrypted: (id, text). As on a phone, what comes again
+    /// under its id is not shown again.
     pub async fn heard(&self, user: &str) -> Vec<(String, String)> {
         let (mut person, sent, ids) = {
             let mut state = self.state.lock();
@@ -302,7 +311,18 @@ impl WhatsAppApi {
                 }
             }
         }
-        self.state.lock().people.insert(user.to_owned(), person);
+        let mut state = self.state.lock();
+        state.people.insert(user.to_owned(), person);
+        heard.retain(|(id, _)| {
+            let shown = (user.to_owned(), id.clone());
+            let fresh = !state.shown.contains(&shown);
+            if fresh {
+                state.shown.push(shown)
+            } else {
+                state.again.push(id.clone())
+            }
+            fresh
+        });
         heard
     }
 }

@@ -295,7 +295,6 @@ pub struct Scanned {
     /// The connection's reference.
     pub reference: String,
     pub noise: [u8; 32],
-    pub identity: [u8; 32],
     /// The identity of the device, signed by the account: what the server hands on.
     pub signed_identity: Vec<u8>,
 }
@@ -329,7 +328,7 @@ impl Person {
             hmac: Some(mac.finalize().into_bytes().to_vec()),
             ..Default::default()
         };
-        Scanned { reference, noise, identity, signed_identity: sealed.encode_to_vec() }
+        Scanned { reference, noise, signed_identity: sealed.encode_to_vec() }
     }
 }
 

@@ -1,6 +1,8 @@
 //! The fake WhatsApp's side of a connection: frames on a WebSocket, and the Noise handshake of one who
 //! logs in: XX, where the server's key is not known yet, and IK, where it is.
 
+use std::time::Duration;
+
 use bytes::{Bytes, BytesMut};
 use futures_util::{SinkExt, StreamExt};
 use rand_10 as rand;
@@ -38,8 +40,12 @@ impl Wire {
         Some(Self { socket, decoder: FrameDecoder::new(), begun: false })
     }
 
+    /// Closes it, and reads on until the other side has, too: what is not read would have the system
+    /// reset the connection, and the other side lose what it was told last.
     pub async fn close(&mut self) -> Option<()> {
-        self.socket.close(None).await.ok()
+        self.socket.close(None).await.ok()?;
+        let rest = async { while let Some(Ok(_)) = self.socket.next().await {} };
+        tokio::time::timeout(Duration::from_secs(5), rest).await.ok()
     }
 
     /// The next frame; `None` at the end.
