@@ -10,14 +10,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use botmesh::bot::{Bot, Result, Route};
+use botmesh::bot::{Bot, Coordination, Result, Route};
+use botmesh::coordinator::CoordinatorOptions;
 use botmesh::provider::whatsapp_web::{Pairing, WhatsAppWeb};
 use botmesh::store::GroupStore;
 use botmesh::testing::MemoryHub;
 
-#[allow(unreachable_pub, reason = "shared with other examples")]
-#[path = "../tests/support/member.rs"]
-mod member;
 #[allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "shared with the tests")]
 #[path = "../tests/support/whatsapp_api.rs"]
 mod whatsapp_api;
@@ -54,7 +52,8 @@ async fn replica(api: &Arc<WhatsAppApi>, hub: &MemoryHub) -> Result<Bot> {
         .provider(whatsapp)
         .on(Route::Any, async |ctx| Ok(ctx.reply(format!("echo: {}", ctx.text())).await?));
     let store = GroupStore::new(hub.as_group(), MemoryHub::default_prefix());
-    let bot = member::replica(bot, store).await?;
+    let coordination = Coordination::new(store.coordinator(CoordinatorOptions::default()));
+    let bot = bot.store(store).coordination(coordination).build().await?;
     bot.start().await?;
     Ok(bot)
 }

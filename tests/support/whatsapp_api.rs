@@ -269,7 +269,7 @@ impl WhatsAppApi {
         for (name, address) in from {
             let address: Jid = address.parse().unwrap();
             ids.extend(address.is_lid().then(|| address.user.to_string()));
-            stanza = stanza.attr(*name, address);
+            stanza = stanza.attr(name, address);
         }
         let stanza = stanza.children([sealed]).build();
         let mut state = self.state.lock();
@@ -525,8 +525,7 @@ async fn serve(stream: TcpStream, state: Arc<Mutex<State>>, own: Arc<KeyPair>) -
                 let plain = unpack(&frame).ok()?;
                 let node = unmarshal_ref(&plain).ok()?.to_owned();
                 let state = &mut *state.lock();
-                let Some(connection) = state.connections.get(&number) else { return None };
-                let out = connection.out.clone();
+                let out = state.connections.get(&number)?.out.clone();
                 for answer in state.take(&node) {
                     let _ = out.send(Out::Node(answer));
                 }
