@@ -1,9 +1,13 @@
 //! The spine from end to end, over real processes: tickets through three nodes, one message
-//! delivered three times, an order that survives its process, a group killed whole.
+//! delivered three times, an order that survives its process, a group killed whole,
+//! a reply that was sent and not recorded.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod support;
+
+#[path = "spine/resent.rs"]
+mod resent;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
