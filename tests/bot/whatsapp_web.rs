@@ -497,7 +497,7 @@ async fn g3_what_becomes_of_a_send_is_told_apart_and_again_is_the_same_message()
     let sent = whatsapp.send(&to("3")).await;
     assert!(matches!(sent, Err(SendError::WindowClosed { .. })), "{sent:?}");
     let sent = whatsapp.send(&to("4")).await;
-    assert!(matches!(sent, Err(SendError::Transport { .. })), "{sent:?}");
+    assert!(matches!(sent, Err(SendError::OutcomeUnknown { .. })), "{sent:?}");
     let heard = hears(&api, "15550001", &["said 1", "said 2", "said 3", "said 4"]).await;
     assert_eq!(heard[0], id);
 

@@ -137,8 +137,13 @@ pub(super) async fn reply(
     };
     let response = client.post(url.clone()).json(&reply).send().await;
     let response = response.map_err(|error| {
+        let never_left = error.is_connect() || error.is_builder();
         let why = error.without_url().to_string();
-        SendError::Transport { why }
+        match never_left {
+            true => SendError::Transport { why },
+            // Whoever listens there may have read it before it fell silent.
+            false => SendError::OutcomeUnknown { why },
+        }
     })?;
     if response.status().is_success() {
         return Ok(SentId(reply.id));

@@ -130,7 +130,8 @@ fn fault(error: ClientSendError) -> SendError {
 fn refused(code: &str) -> SendError {
     match code {
         "429" => SendError::RateLimited { retry_after: RATE_PAUSE },
-        "500" | "503" => SendError::Transport { why: format!("WhatsApp answered {code}") },
+        // An error of its own: it does not say how far it came.
+        "500" | "503" => SendError::OutcomeUnknown { why: format!("WhatsApp answered {code}") },
         // 463: it wants a token that only somebody who has written lately gives.
         "463" => SendError::WindowClosed { why: format!("WhatsApp answered {code}") },
         _ => SendError::Refused { why: format!("WhatsApp answered {code}") },
@@ -153,7 +154,7 @@ mod tests {
     #[test]
     fn g3_what_a_refusal_means_is_told_apart() {
         assert!(matches!(refused("429"), SendError::RateLimited { .. }));
-        assert!(matches!(refused("503"), SendError::Transport { .. }));
+        assert!(matches!(refused("503"), SendError::OutcomeUnknown { .. }));
         assert!(matches!(refused("463"), SendError::WindowClosed { .. }));
         assert!(matches!(refused("479"), SendError::Refused { .. }));
         assert!(matches!(fault(ClientSendError::NotLoggedIn), SendError::Transport { .. }));
