@@ -8,6 +8,7 @@ mod raft {
     mod bounds;
     mod cluster;
     mod election;
+    mod endings;
     mod faults;
     mod members;
     mod sticky;

@@ -24,6 +24,7 @@ impl Machine {
             return refused;
         }
         self.sweep(effects);
+        self.go_on_ending(batch.commands.len(), effects);
         let renewed_before = self.tables.meta.mark_ms;
         let replies: Arc<Vec<Reply>> =
             Arc::new(batch.commands.iter().map(|command| self.run(command, effects)).collect());

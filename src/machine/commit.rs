@@ -72,6 +72,7 @@ impl Machine {
         ops: &[Op],
         effects: &mut Vec<Effect>,
     ) -> Reply {
+        self.settle_for(by, ops, effects);
         let acting = match self.check_commit(by, ops) {
             Ok(acting) => acting,
             Err(refusal) => return Reply::Refused(refusal),

@@ -16,16 +16,34 @@ use crate::types::{Incarnation, ProcessToken};
 /// What one session has.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Holdings {
+    /// Tickets of leads: what a session leaves, it leaves these first.
+    pub(super) leads: BTreeSet<TicketKey>,
+    /// Other tickets.
     pub(super) tickets: BTreeSet<TicketKey>,
     pub(super) outboxes: BTreeSet<Arc<ChatName>>,
     /// Tasks whose occurrence it claimed.
     pub(super) claims: BTreeSet<TaskKey>,
 }
 
+impl Holdings {
+    /// The tickets of this kind.
+    pub(super) fn tickets_of(&mut self, kind: QueueKind) -> &mut BTreeSet<TicketKey> {
+        match kind {
+            QueueKind::Lead => &mut self.leads,
+            QueueKind::Turn | QueueKind::Lock => &mut self.tickets,
+        }
+    }
+
+    /// All tickets.
+    pub(super) fn all_tickets(&self) -> impl Iterator<Item = &TicketKey> {
+        self.leads.iter().chain(&self.tickets)
+    }
+}
+
 /// All indexes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Index {
-    /// Every live session, with what it has.
+    /// Every session that lives or still leaves something, with what it has.
     pub(super) holdings: BTreeMap<Incarnation, Holdings>,
     /// Live replicas of each prefix: who can be given what a dead one leaves.
     pub(super) replicas: BTreeMap<PrefixId, BTreeSet<Incarnation>>,
@@ -79,6 +97,11 @@ impl Index {
                 index.replicas.entry(session.prefix_id).or_default().insert(*incarnation);
             }
         }
+        for (incarnation, _) in tables.endings.iter() {
+            if index.holdings.insert(*incarnation, Holdings::default()).is_some() {
+                return corrupt("a session lives and has ended");
+            }
+        }
         index.build_queues(tables)?;
         index.build_outboxes(tables)?;
         for (key, row) in tables.rows.iter() {
@@ -93,9 +116,13 @@ impl Index {
         }
         for (key, task) in tables.tasks.iter() {
             index.due.insert((key.prefix, task.due_ms, key.clone()));
-            match task.claimed_by.map(|session| index.holdings.get_mut(&session)) {
-                Some(Some(holdings)) => drop(holdings.claims.insert(key.clone())),
-                Some(None) => return corrupt("a task is claimed by a dead session"),
+            // Claims are free with the end, also with one that goes on.
+            let live = task.claimed_by.filter(|session| tables.sessions.contains(session));
+            match live.and_then(|session| index.holdings.get_mut(&session)) {
+                Some(holdings) => drop(holdings.claims.insert(key.clone())),
+                None if task.claimed_by.is_some() => {
+                    return corrupt("a task is claimed by a dead session");
+                }
                 None => {}
             }
         }
@@ -118,7 +145,7 @@ impl Index {
             }
         }
         for (session, process) in tables.processes.iter() {
-            if !self.holdings.contains_key(session) || self.dead_processes.contains_key(process) {
+            if !tables.sessions.contains(session) || self.dead_processes.contains_key(process) {
                 return corrupt("a process has a dead session, or is dead and has one");
             }
             self.processes.entry(*process).or_default().insert(*session);
@@ -136,7 +163,7 @@ impl Index {
             };
             ticket.queue = shared.clone();
             match ticket.owner.map(|owner| self.holdings.get_mut(&owner)) {
-                Some(Some(holdings)) => drop(holdings.tickets.insert(key)),
+                Some(Some(holdings)) => drop(holdings.tickets_of(shared.kind).insert(key)),
                 Some(None) => return corrupt("a ticket is a dead session's"),
                 None => drop(self.orphans.insert(key)),
             }

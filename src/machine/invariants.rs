@@ -13,6 +13,7 @@ impl Machine {
     pub fn check_invariants(&self) {
         self.check_sessions();
         self.check_processes();
+        self.check_endings();
         self.check_queues();
         self.check_journal();
         self.check_outboxes();
@@ -33,10 +34,18 @@ impl Machine {
             assert_eq!(self.prefix_id(&session.prefix), Some(session.prefix_id));
             assert_eq!(session.lock.is_some(), session.kind == SessionKind::Lock);
             if let Some(lock) = &session.lock {
-                let held = self.index.holdings[incarnation].tickets.iter();
+                let held = self.index.holdings[incarnation].all_tickets();
                 let mut queues = held.map(|key| &self.live_ticket(*key).queue);
                 assert!(queues.any(|queue| queue == lock), "a lock's session has its ticket");
             }
+        }
+    }
+
+    fn check_endings(&self) {
+        for (session, _) in self.tables.endings.iter() {
+            assert!(session.0 <= self.tables.meta.incarnation, "{session} is allocated");
+            assert!(!self.tables.sessions.contains(session), "{session} has ended for good");
+            assert!(self.index.holdings.contains_key(session), "{session} left something");
         }
     }
 
@@ -67,6 +76,8 @@ impl Machine {
                     assert_eq!(record.last, found.owner, "the holder was granted last");
                 }
                 match found.owner {
+                    // Its end goes on, and this goes with it.
+                    Some(session) if self.left_something(session) => {}
                     Some(session) => {
                         if found.grant.is_none() && self.tables.journal.contains(&key) {
                             let home = self.owner_at_home(prefix, &queue.name, Some(session));
@@ -125,6 +136,7 @@ impl Machine {
             let next = entries.iter().find(|entry| entry.number > outbox.sent);
             assert!(next.is_none_or(|entry| entry.unsent), "{chat:?} waits for a send");
             match outbox.owner {
+                Some(owner) if self.left_something(owner) => {}
                 Some(owner) => {
                     let owner = self.tables.sessions.get(&owner);
                     let owner = owner.expect("an outbox's owner lives");

@@ -68,6 +68,10 @@ impl Machine {
             Command::Commit { by, ops } => (by, ops),
             _ => return Err(Reply::Refused(Refusal::Fenced { holder: None })),
         };
+        self.settle_for(by, ops, effects);
+        for message in messages {
+            self.settle(&turn_of(prefix, &message.chat), effects);
+        }
         let acting = self.acting_for(by).map_err(Reply::Refused)?;
         let mut draft = Draft::new(self, &acting);
         draft.ops(ops).map_err(Reply::Refused)?;
@@ -95,6 +99,7 @@ impl Machine {
             return Admission::Duplicate { same_body };
         }
         let queue = turn_of(prefix, &message.chat);
+        self.settle(&queue, effects);
         let room = || self.check_line(self.line_len(&queue));
         if let Err(limit) = self.check_message(message).and_then(|()| room()) {
             return Admission::Full(limit);
@@ -229,6 +234,7 @@ impl Machine {
         let mut record = JournalRecord::clone(record);
         if retry {
             let queue = turn_of(prefix, &record.chat);
+            self.settle(&queue, effects);
             if let Err(limit) = self.check_line(self.line_len(&queue)) {
                 return Reply::Full(limit);
             }

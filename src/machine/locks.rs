@@ -24,6 +24,7 @@ impl Machine {
         }
         let queue =
             QueueKey { kind: QueueKind::Lock, prefix: prefix.clone(), name: key.to_owned() };
+        self.settle(&queue, effects);
         if let Some(holder) = self.holder(&queue) {
             return Reply::Held(holder);
         }

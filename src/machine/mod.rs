@@ -36,6 +36,7 @@ mod apply;
 mod arrivals;
 mod commit;
 mod digest;
+mod endings;
 mod homes;
 mod index;
 mod invariants;

@@ -58,6 +58,7 @@ impl Machine {
         effects: &mut Vec<Effect>,
     ) {
         let OutboxEntry { unsent: deliver, keep, .. } = entry;
+        self.settle_outbox(name, effects);
         if !self.index.send_ids.insert(send_digest(name, &entry.id)) {
             return;
         }
@@ -148,6 +149,7 @@ impl Machine {
     ) -> Reply {
         let Some(prefix_id) = self.acting(session, prefix) else { return Reply::SessionExpired };
         let name = ChatName { prefix: prefix_id, chat: chat.to_owned() };
+        self.settle_outbox(&name, effects);
         let Some(chat) = self.tables.outboxes.get_key(&name).cloned() else {
             return Reply::NotYours;
         };
@@ -206,7 +208,7 @@ impl Machine {
     /// The session that is to send what a chat's outbox holds.
     pub fn outbox_owner(&self, prefix: &Prefix, chat: &str) -> Option<Incarnation> {
         let name = ChatName { prefix: self.prefix_id(prefix)?, chat: chat.to_owned() };
-        self.tables.outboxes.get(&name)?.owner
+        self.tables.outboxes.get(&name)?.owner.filter(|owner| !self.left_something(*owner))
     }
 
     /// A chat's listed outbox entries with a number above `after`, in order.

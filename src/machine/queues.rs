@@ -40,6 +40,7 @@ impl Machine {
         if let Err(limit) = check_key(&queue.name) {
             return Reply::Full(limit);
         }
+        self.settle(queue, effects);
         let ahead = self.line_len(queue);
         if if_free && ahead > 0 {
             return Reply::Held(self.holder(queue).unwrap_or(NOBODY));
@@ -61,7 +62,7 @@ impl Machine {
         if len >= max { Err(Limit::TicketsPerQueue) } else { Ok(()) }
     }
 
-    /// Puts a new ticket at the end of a queue whose prefix is interned, and grants it where it is
+    /// Puts a new ticket at the end of a settled queue whose prefix is interned, and grants it where it is
     /// the only one. A ticket without an owner must have its journal record under the next number
     /// already when this returns to the caller of the command.
     pub(super) fn enqueue(
@@ -83,7 +84,7 @@ impl Machine {
             QueueKind::Lead | QueueKind::Lock => {}
         }
         match owner.and_then(|owner| self.index.holdings.get_mut(&owner)) {
-            Some(holdings) => drop(holdings.tickets.insert(key)),
+            Some(holdings) => drop(holdings.tickets_of(shared.kind).insert(key)),
             None => drop(self.index.orphans.insert(key)),
         }
         self.tables.tickets.insert(key, Ticket { queue: shared.clone(), owner, grant: None });
@@ -114,7 +115,7 @@ impl Machine {
 
     /// Grants the head of a queue, if it has an owner and is not granted yet.
     pub(super) fn grant_head(&mut self, queue: &Arc<QueueKey>, effects: &mut Vec<Effect>) {
-        let Some(key) = self.head(queue) else { return };
+        let Some(key) = self.settled_head(queue, effects) else { return };
         let head = self.live_ticket(key);
         let (Some(session), None) = (head.owner, head.grant) else { return };
         let fence = self.fence_for(queue, session);
@@ -188,7 +189,7 @@ impl Machine {
         let queue = ticket.queue.clone();
         match owner.and_then(|owner| Some((owner, self.index.holdings.get_mut(&owner)?))) {
             Some((session, holdings)) => {
-                holdings.tickets.insert(key);
+                holdings.tickets_of(queue.kind).insert(key);
                 let queue = QueueKey::clone(&queue);
                 effects.push(Effect::Adopted { session, queue, ticket: key.ticket });
             }
@@ -209,9 +210,9 @@ impl Machine {
         }
         match ticket.owner {
             Some(owner) => {
-                // The owner's holdings are gone already where this is the end of its session.
+                // The owner's holdings are gone already where its session ends with this apply.
                 if let Some(holdings) = self.index.holdings.get_mut(&owner) {
-                    holdings.tickets.remove(&key);
+                    holdings.tickets_of(queue.kind).remove(&key);
                 }
             }
             None => drop(self.index.orphans.remove(&key)),
@@ -274,6 +275,7 @@ impl Machine {
             return Reply::SessionExpired;
         };
         let key = TicketKey { prefix: prefix_id, ticket };
+        self.settle_queue_of(key, effects);
         match self.tables.tickets.get(&key) {
             None if self.was_allocated(prefix, ticket) => Reply::TicketGone,
             None => Reply::UnknownTicket,
@@ -302,6 +304,7 @@ impl Machine {
             return Reply::SessionExpired;
         };
         let prefix = prefix.prefix_id;
+        self.settle(queue, effects);
         // The granted one is the head, so the first is the one to end in either case.
         let line = self.tables.queues.get(queue).into_iter().flat_map(|queue| &queue.line);
         let mut keys = line.map(|ticket| TicketKey { prefix, ticket: *ticket });

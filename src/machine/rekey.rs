@@ -56,6 +56,7 @@ impl Machine {
         if way.of(to).is_some() || back.of(from).is_some() {
             return Reply::Stale;
         }
+        self.settle_move(prefix_id, &way, effects);
         let rows = self.rows_to_move(&way, users);
         let queues = self.queues_to_move(&way);
         if let Err(limit) = self.check_move(&rows, &queues) {
@@ -78,6 +79,21 @@ impl Machine {
         }
         self.move_dead(prefix_id, &way);
         Reply::Done
+    }
+
+    /// What moves is nobody's who has ended, and neither is what it moves to.
+    fn settle_move(&mut self, prefix: PrefixId, way: &Move<'_>, effects: &mut Vec<Effect>) {
+        if !self.is_ending() {
+            return;
+        }
+        for (queue, name) in self.queues_to_move(way) {
+            let to = QueueKey { name, ..QueueKey::clone(&queue) };
+            self.settle(&queue, effects);
+            self.settle(&to, effects);
+        }
+        for (chat, _) in self.outboxes_to_move(prefix, way) {
+            self.settle_outbox(&chat, effects);
+        }
     }
 
     fn check_move(

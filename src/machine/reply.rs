@@ -189,7 +189,7 @@ pub enum Reply {
     },
 }
 
-/// Why a session ended.
+/// Why a session ended. Stored where its end goes on: only grows, at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EndReason {
     /// It closed itself.

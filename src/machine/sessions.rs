@@ -7,7 +7,8 @@
 //!
 //! The end of a session is one apply (DESIGN 4 rule 13): its tickets go, those with a journaled
 //! message keep their place under a live replica, or under none until one opens; its outboxes get
-//! another sender; its claims are free; then the next tickets are granted.
+//! another sender; its claims are free; then the next tickets are granted. Where it leaves so much
+//! that others would wait for it, it is as if so, and takes several (see [`super::endings`]).
 
 use std::sync::Arc;
 
@@ -169,14 +170,30 @@ impl Machine {
         reason: EndReason,
         effects: &mut Vec<Effect>,
     ) {
-        let held: Vec<Holdings> =
-            sessions.iter().map(|session| self.forget_session(*session, reason, effects)).collect();
+        let held: Vec<(Incarnation, Holdings)> = sessions
+            .iter()
+            .map(|session| (*session, self.forget_session(*session, reason, effects)))
+            .collect();
+        if self.leaves_too_much(held.iter().map(|(_, held)| held)) {
+            return self.begin_ending(held, reason, effects);
+        }
+        let tickets = held.iter().flat_map(|(_, held)| {
+            // In the order in which they were taken.
+            let mut tickets: Vec<TicketKey> = held.all_tickets().copied().collect();
+            tickets.sort_unstable();
+            tickets
+        });
+        self.free_tickets(tickets.collect(), effects);
+        for chat in held.iter().flat_map(|(_, held)| &held.outboxes) {
+            self.pass_outbox(chat, reason, effects);
+        }
+    }
+
+    /// Frees tickets of sessions that have ended, then grants whatever comes next.
+    pub(super) fn free_tickets(&mut self, tickets: Vec<TicketKey>, effects: &mut Vec<Effect>) {
         let mut queues: Vec<Arc<QueueKey>> = Vec::new();
-        for key in held.iter().flat_map(|held| &held.tickets) {
-            let queue = match self.tables.journal.contains(key) {
-                true => self.rehome(*key, effects),
-                false => self.end_ticket(*key, effects),
-            };
+        for key in tickets {
+            let queue = self.free_ticket(key, effects);
             if queues.last() != Some(&queue) {
                 queues.push(queue);
             }
@@ -184,17 +201,37 @@ impl Machine {
         for queue in queues {
             self.grant_head(&queue, effects);
         }
-        for chat in held.iter().flat_map(|held| &held.outboxes) {
-            let owner = self.pick_replica(chat.prefix, &chat.chat);
-            let adopter = owner.filter(|_| reason != EndReason::Closed);
-            if let Some((session, record)) =
-                adopter.and_then(|owner| Some((owner, self.tables.sessions.get(&owner)?)))
-            {
-                let (prefix, chat) = (record.prefix.clone(), chat.chat.clone());
-                effects.push(Effect::OutboxAdopted { session, prefix, chat });
-            }
-            self.set_outbox_owner(chat, owner, effects);
+    }
+
+    /// Ends a dead session's ticket, or gives it to a live replica where it is durable. Who comes next
+    /// is for the caller to grant.
+    pub(super) fn free_ticket(
+        &mut self,
+        key: TicketKey,
+        effects: &mut Vec<Effect>,
+    ) -> Arc<QueueKey> {
+        match self.tables.journal.contains(&key) {
+            true => self.rehome(key, effects),
+            false => self.end_ticket(key, effects),
         }
+    }
+
+    /// Gives a dead session's outbox to a live replica, or to nobody for now.
+    pub(super) fn pass_outbox(
+        &mut self,
+        chat: &Arc<ChatName>,
+        reason: EndReason,
+        effects: &mut Vec<Effect>,
+    ) {
+        let owner = self.pick_replica(chat.prefix, &chat.chat);
+        let adopter = owner.filter(|_| reason != EndReason::Closed);
+        if let Some((session, record)) =
+            adopter.and_then(|owner| Some((owner, self.tables.sessions.get(&owner)?)))
+        {
+            let (prefix, chat) = (record.prefix.clone(), chat.chat.clone());
+            effects.push(Effect::OutboxAdopted { session, prefix, chat });
+        }
+        self.set_outbox_owner(chat, owner, effects);
     }
 
     /// Takes a session out of the tables and answers what it had, which is nobody's now.

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::endings::Progress;
 use super::index::Index;
 use super::tables::{Meta, Tables};
 use super::{Grant, QueueKey, Reply, SessionKind};
@@ -220,11 +221,13 @@ pub enum LoadError {
     Newer(String),
 }
 
-/// The state machine. What it holds is in `tables`, what only helps to find it in `index`.
+/// The state machine. What it holds is in `tables`, what only helps to find it in `index`, and what it
+/// counts meanwhile in `progress`.
 #[derive(Debug, Clone)]
 pub struct Machine {
     pub(super) tables: Tables,
     pub(super) index: Index,
+    pub(super) progress: Progress,
 }
 
 impl Meta {
@@ -245,7 +248,11 @@ impl Meta {
 impl Machine {
     /// An empty machine.
     pub fn new(limits: Limits) -> Self {
-        Self { tables: Tables::new(Meta::new(limits)), index: Index::default() }
+        Self {
+            tables: Tables::new(Meta::new(limits)),
+            index: Index::default(),
+            progress: Progress::default(),
+        }
     }
 
     /// Machine time, ms since the Unix epoch.

@@ -15,6 +15,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::LEVEL;
+use super::endings::Progress;
 use super::index::Index;
 use super::state::{Limits, LoadError, Machine};
 use super::tables::{CutTables, FrozenTables, Tables};
@@ -154,7 +155,7 @@ impl Loading {
         self.tables.meta = self.meta.ok_or_else(no_counters)?;
         let index = Index::build(&mut self.tables)?;
         self.tables.mark_clean();
-        Ok(Machine { tables: self.tables, index })
+        Ok(Machine { tables: self.tables, index, progress: Progress::default() })
     }
 }
 

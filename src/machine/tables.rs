@@ -14,7 +14,7 @@ use super::digest::Digest;
 use super::state::{JournalRecord, Limits, LoadError, OutboxEntry};
 use super::stored::decode;
 use super::table::{CutTable, FrozenTable, Hashed, Shelf, Table};
-use super::{Grant, IdempotencyKey, QueueKey, Reply, RowKey, SessionKind};
+use super::{EndReason, Grant, IdempotencyKey, QueueKey, Reply, RowKey, SessionKind};
 use crate::types::{Fence, Incarnation, NodeId, Prefix, ProcessToken, Revision, TicketId};
 
 /// The counters and settings: one record.
@@ -84,7 +84,8 @@ pub(super) struct TicketKey {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Ticket {
     pub(super) queue: Arc<QueueKey>,
-    /// `None` only for a durable ticket while no replica lives.
+    /// `None` only for a durable ticket while no replica lives; one that has ended only while its
+    /// end goes on.
     pub(super) owner: Option<Incarnation>,
     /// Set exactly while it is granted.
     pub(super) grant: Option<Grant>,
@@ -363,6 +364,8 @@ tables! {
     21 homes: (PrefixId, String) => Arc<QueueKey>, Hashed, 1;
     /// The agreed level; one record, once it is above the lowest.
     22 levels: () => u32, BTreeMap, 1;
+    /// Sessions that have ended and still leave something.
+    23 endings: Incarnation => EndReason, BTreeMap, 1;
 }
 
 impl Tables {

@@ -1,5 +1,6 @@
 //! The reading side: what a node shows of its own state. Nothing here changes anything.
 
+use super::index::Holdings;
 use super::state::{DeadLetter, JournalRecord, Machine, SessionView, TaskView, TicketState};
 use super::tables::{Session, TaskKey, TicketKey};
 use super::{Grant, Holder, QueueKey};
@@ -23,7 +24,7 @@ impl Machine {
         self.tables.sessions.get(&session).map(|record| session_view(session, record))
     }
 
-    /// All live sessions, in order.
+    /// All live sessions, in order. One that has ended is none, though it may still leave something.
     pub fn sessions(&self) -> Vec<SessionView> {
         self.index.holdings.keys().filter_map(|session| self.session(*session)).collect()
     }
@@ -45,7 +46,11 @@ impl Machine {
             };
         };
         let queue = QueueKey::clone(&found.queue);
-        match (found.grant, found.owner) {
+        let session = found.owner.filter(|owner| !self.left_something(*owner));
+        if session != found.owner && !key.is_some_and(|key| self.tables.journal.contains(&key)) {
+            return TicketState::Gone;
+        }
+        match (found.grant, session) {
             (Some(grant), Some(session)) => TicketState::Granted { queue, session, grant },
             (_, session) => {
                 let line = self.tables.queues.get(&queue).map(|queue| &queue.line);
@@ -63,7 +68,8 @@ impl Machine {
         let mut tickets = line.iter().map(|t| self.live_ticket(TicketKey { prefix, ticket: *t }));
         tickets.find_map(|ticket| {
             let fence = ticket.grant.map(|grant| grant.fence);
-            ticket.owner.map(|session| Holder { session, fence })
+            let owner = ticket.owner.filter(|owner| !self.left_something(*owner));
+            owner.map(|session| Holder { session, fence })
         })
     }
 
@@ -71,7 +77,10 @@ impl Machine {
     pub fn is_alone(&self, queue: &QueueKey, ticket: TicketId, fence: Fence) -> bool {
         let Some(head) = self.head(queue) else { return false };
         let holds = self.live_ticket(head).grant.is_some_and(|grant| grant.fence == fence);
-        holds && head.ticket == ticket && self.line_len(queue) == 1
+        let holds = holds && head.ticket == ticket && !self.is_left(head);
+        let line = self.tables.queues.get(queue).into_iter().flat_map(|record| &record.line);
+        let mut behind = line.skip(1).map(|ticket| TicketKey { ticket: *ticket, ..head });
+        holds && behind.all(|key| self.is_left(key))
     }
 
     /// How much was said under this fence in turns that ended, where it went on from them; else 0.
@@ -92,12 +101,14 @@ impl Machine {
 
     /// Tickets a session owns: (ticket, queue, grant).
     pub fn tickets_of(&self, session: Incarnation) -> Vec<(TicketId, QueueKey, Option<Grant>)> {
-        let keys = self.index.holdings.get(&session).into_iter().flat_map(|held| &held.tickets);
-        keys.map(|key| {
+        let held = self.index.holdings.get(&session).filter(|_| !self.left_something(session));
+        let mut keys: Vec<_> = held.into_iter().flat_map(Holdings::all_tickets).collect();
+        keys.sort_unstable();
+        let tickets = keys.into_iter().map(|key| {
             let ticket = self.live_ticket(*key);
             (key.ticket, QueueKey::clone(&ticket.queue), ticket.grant)
-        })
-        .collect()
+        });
+        tickets.collect()
     }
 
     /// A journaled message that is not acknowledged.

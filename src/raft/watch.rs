@@ -19,6 +19,8 @@ use crate::types::NodeId;
 
 /// How long one proposed expiry is waited for; it comes up again by itself.
 const EXPIRE_WITHIN: Duration = Duration::from_secs(5);
+/// How often a node that does not lead looks whether it has come to, while a session's end goes on.
+const ENDING_LOOK: Duration = Duration::from_millis(50);
 /// How long a quorum may be missing before it is said, and how often it is said again.
 const QUORUM_GRACE: Duration = Duration::from_secs(2);
 const QUORUM_AGAIN: Duration = Duration::from_secs(10);
@@ -30,6 +32,7 @@ pub(crate) fn spawn(inner: &Arc<Inner>, member: &Arc<Member>) {
     let mut tasks: Vec<futures_util::future::BoxFuture<'static, ()>> = vec![
         Box::pin(expire_sessions(inner.clone(), member.clone())),
         Box::pin(follow_changes(inner.clone(), member.clone())),
+        Box::pin(finish_endings(member.clone())),
         Box::pin(watch_quorum(member.clone())),
         Box::pin(catch_up(member.clone())),
         Box::pin(membership::tend(member.clone())),
@@ -86,6 +89,32 @@ async fn expire_sessions(inner: Arc<Inner>, member: Arc<Member>) {
                 let done = member.proposals.execute(command, None, deadline, hindrance).await;
                 tracing::info!(%session, seq, ?done, "session ran out");
             });
+        }
+    }
+}
+
+/// While this node leads: proposes empty entries for as long as a session that has ended leaves
+/// something, since every entry frees some of it.
+async fn finish_endings(member: Arc<Member>) {
+    let mut ending = member.state.ending();
+    loop {
+        if !*ending.borrow_and_update() {
+            if ending.changed().await.is_err() {
+                return;
+            }
+            continue;
+        }
+        if member.role() == super::Role::Leader {
+            let deadline = member.clock.now() + EXPIRE_WITHIN;
+            let hindrance = || member.hindrance();
+            let done = member.proposals.execute(Command::Noop, None, deadline, hindrance).await;
+            if done.is_ok() {
+                continue;
+            }
+        }
+        // Another one leads, and this one may come to.
+        if matches!(tokio::time::timeout(ENDING_LOOK, ending.changed()).await, Ok(Err(_))) {
+            return;
         }
     }
 }

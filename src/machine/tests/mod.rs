@@ -1,6 +1,7 @@
 //! Tests of the machine as a whole.
 
 mod against_model;
+mod endings;
 mod homes;
 mod kit;
 mod model;

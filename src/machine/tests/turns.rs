@@ -224,7 +224,7 @@ fn e2_a_dead_replicas_messages_keep_their_place_and_move() {
 }
 
 #[test]
-fn e2_the_end_of_100_000_turns_is_one_short_apply() {
+fn m5_below_level_4_the_end_of_100_000_turns_is_one_apply() {
     let limits = Limits { idle_keys_max: 200_000, ..Limits::default() };
     let mut machine = Machine::new(limits);
     let mut effects = Vec::new();

@@ -145,6 +145,8 @@ struct Shared {
     /// the installation of a snapshot.
     replica: Arc<RwLock<Replica>>,
     applied: watch::Sender<Option<LogId>>,
+    /// Whether a session has ended that still leaves something.
+    ending: watch::Sender<bool>,
     hook: Arc<dyn ApplyHook>,
     /// The last ones, oldest first.
     marks: Arc<Mutex<VecDeque<StateMark>>>,
@@ -203,6 +205,7 @@ impl StateStore {
         }
 
         let (applied, _) = watch::channel(replica.last_applied);
+        let (ending, _) = watch::channel(replica.machine.is_ending());
         hook.installed(&replica.machine);
         let replica = Arc::new(RwLock::new(replica));
         let flushed = Arc::new(Mutex::new(flushed));
@@ -229,6 +232,7 @@ impl StateStore {
         let shared = Shared {
             replica,
             applied,
+            ending,
             hook,
             marks: Arc::default(),
             snapshots: Arc::new(snapshots),
@@ -271,6 +275,15 @@ impl StateStore {
     /// Tells whenever entries were applied: what a barrier waits on.
     pub(crate) fn applied(&self) -> watch::Receiver<Option<LogId>> {
         self.shared.applied.subscribe()
+    }
+
+    /// Tells whether a session has ended that still leaves something, for entries to come to free.
+    pub(crate) fn ending(&self) -> watch::Receiver<bool> {
+        self.shared.ending.subscribe()
+    }
+
+    fn tell_ending(&self, now: bool) {
+        self.shared.ending.send_if_modified(|ending| std::mem::replace(ending, now) != now);
     }
 
     /// Hashes of the state at recent marks (SPEC N4), oldest first.
@@ -320,14 +333,15 @@ impl StateStore {
     fn apply_batch(&self, log_id: LogId, proposal: &Proposal) -> io::Result<()> {
         let batch = self.understand(log_id, proposal)?;
         let mut effects = Vec::new();
-        let (reply, marked) = {
+        let (reply, marked, ending) = {
             let mut replica = self.shared.replica.write();
             let reply = replica.machine.apply(log_id.index, &batch, &mut effects);
             replica.last_applied = Some(log_id);
             let marked = effects.contains(&Effect::Mark).then(|| replica.machine.freeze());
             self.count(&mut replica, proposal.0.len());
-            (reply, marked)
+            (reply, marked, replica.machine.is_ending())
         };
+        self.tell_ending(ending);
         if let Some(frozen) = marked {
             self.mark(log_id.index, frozen);
         }
@@ -531,6 +545,7 @@ impl RaftStateMachine<TypeConfig> for StateStore {
             )),
             false => error,
         })?;
+        let ending = machine.is_ending();
         let before = {
             let mut replica = self.shared.replica.write();
             replica.last_applied = meta.last_log_id;
@@ -541,6 +556,7 @@ impl RaftStateMachine<TypeConfig> for StateStore {
         };
         // Freeing a large state takes a while, and nobody should wait for it.
         outside::aside(move || drop(before));
+        self.tell_ending(ending);
         self.shared.applied.send_replace(meta.last_log_id);
         self.shared.hook.installed(&self.shared.replica.read().machine);
         self.ask(Ask::Cut(None));

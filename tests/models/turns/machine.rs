@@ -94,6 +94,8 @@ pub struct Machine {
     /// With durability: what was ever journaled, and what of it is acknowledged.
     pub journaled: Msgs,
     pub acked: Msgs,
+    /// Where ends go on: the dead session that still has what it had.
+    pub ending: u8,
 }
 
 /// The rules the machine goes by.
@@ -119,6 +121,12 @@ impl Machine {
 
     /// Applies an entry. Answers whether it was accepted.
     pub fn apply(&mut self, Entry { inc, command }: Entry, rules: Rules) -> bool {
+        // Whatever is asked of the chat finds it as if the dead had left it with their end.
+        let ending = std::mem::take(&mut self.ending);
+        if ending != 0 {
+            self.free(ending, rules);
+            self.grant(rules);
+        }
         let accepted = match command {
             Command::Open => self.open(inc, rules),
             Command::Dead => self.end(inc, rules),
@@ -216,15 +224,25 @@ impl Machine {
             return false;
         }
         *session = Session::Dead;
+        if matches!(rules.change, Change::EndsGoOn | Change::EndsStandStill) {
+            self.ending = inc;
+            return true;
+        }
+        self.free(inc, rules);
+        true
+    }
+
+    /// Frees what a dead session had.
+    fn free(&mut self, inc: u8, rules: Rules) {
         if self.holder.inc == inc {
             self.holder = Holder::default();
         }
         if rules.change == Change::TheDeadKeepTickets {
-            return true;
+            return;
         }
         if !rules.durable || rules.change == Change::TheDeadsMessagesGo {
             self.queue.retain(|ticket| ticket.owner != inc);
-            return true;
+            return;
         }
         let heir = (1..INCARNATIONS as u8).rev().find(|inc| self.is_live(*inc)).unwrap_or(0);
         let mut moved: Few<Ticket, 5> = Few::default();
@@ -237,6 +255,5 @@ impl Machine {
             self.queue.retain(|ticket| !moved.contains(ticket));
             kept.iter().filter(|ticket| moved.contains(ticket)).for_each(|t| self.queue.push(*t));
         }
-        true
     }
 }

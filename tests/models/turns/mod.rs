@@ -70,6 +70,10 @@ pub enum Change {
     TheDeadsMessagesGoLast,
     /// 13: tickets of a dead session stay.
     TheDeadKeepTickets,
+    /// 13, as it is where a session has much: it ends in one apply, and later ones free what it had.
+    EndsGoOn,
+    /// 13: as that, and nobody proposes those applies.
+    EndsStandStill,
     /// 5.1: a death report that overtakes the opening is forgotten.
     TheDeadMayOpen,
 }
@@ -161,6 +165,8 @@ pub enum Action {
     CommitNth(u8, u8, bool),
     /// The group learns that a process is dead.
     Report(u8),
+    /// An empty entry is committed, for an end that goes on.
+    GoOn,
     /// A node applies its next entry.
     Apply(usize),
     /// A process learns the answer to its write before its node applies it.
@@ -207,6 +213,11 @@ impl State {
             replicas: [Replica::new(1), Replica::new(2)],
             ..Self::default()
         }
+    }
+
+    /// Whether an end goes on.
+    fn ends(&self) -> bool {
+        self.log.ending != 0
     }
 
     fn node(&self, r: usize) -> &Machine {

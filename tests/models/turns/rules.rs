@@ -158,6 +158,17 @@ fn model_turn_rule_13_is_necessary() {
     breaks(Change::TheDeadKeepTickets, three, BOTH, broken::STUCK);
 }
 
+/// A session that has much ends in one apply, and what it had is freed by later ones: by the next that
+/// asks anything of the chat, or by an empty one.
+#[test]
+fn model_turn_rule_13_holds_where_an_end_goes_on() {
+    let deaths = Bounds { crashes: 1, ..CALM };
+    let faults = Bounds { withdrawals: 1, ..deaths };
+    check::holds(model(false, Change::EndsGoOn, faults));
+    check::holds(model(true, Change::EndsGoOn, deaths));
+    breaks(Change::EndsStandStill, deaths, BOTH, broken::STUCK);
+}
+
 /// A death report that overtakes the opening of its session (DESIGN 5.1) is remembered.
 #[test]
 fn model_turn_death_reports_are_remembered() {

@@ -30,6 +30,9 @@ impl Turns {
                 actions.push(Action::Report(inc));
             }
         }
+        if rules.change == Change::EndsGoOn && state.ends() {
+            actions.push(Action::GoOn);
+        }
         for r in 0..2 {
             let (replica, node) = (&state.replicas[r], state.node(r));
             if replica.inc == 0 {
@@ -224,6 +227,7 @@ impl Model for Turns {
                 next.reported |= bit(inc);
                 next.commit(Entry { inc, command: Command::Dead }, rules);
             }
+            Action::GoOn => next.commit(Entry::default(), rules),
             Action::Apply(r) => next.apply(r, rules),
             Action::Learn(r) => next.learn(r),
             Action::Take(r) => self.take(&mut next, r),
@@ -294,7 +298,8 @@ impl Model for Turns {
 
     /// Some variants go on for ever; the protocol has to fit without this.
     fn within_boundary(&self, state: &State) -> bool {
-        matches!(self.rules.change, Change::Nothing | Change::LocalBesideWrites)
+        let whole = [Change::Nothing, Change::LocalBesideWrites, Change::EndsGoOn];
+        whole.contains(&self.rules.change)
             || (state.lanes.iter().all(|lane| lane.len() < 6)
                 && state.behind.iter().all(|entries| entries.len() < 9)
                 && state.log.queue.len() < 5
