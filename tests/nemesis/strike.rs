@@ -21,6 +21,9 @@ pub(crate) const LEASE: Duration = Duration::from_secs(2);
 pub(crate) const READY_AGAIN: Duration = Duration::from_secs(120);
 /// Where libfaketime is, if it is installed.
 const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1";
+/// Holds what an hour of it leaves: the state grows all the while, and sled's file to several times
+/// its size.
+const SMALL_DISK_BYTES: u64 = 2 << 30;
 /// The node on the small disk.
 const ON_SMALL_DISK: usize = 2;
 
@@ -44,7 +47,7 @@ impl Nemesis {
         let arena = Arena::enter().await;
         let root = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let mut impossible = Vec::new();
-        let disk = SmallDisk::mount(root.path(), 256 << 20);
+        let disk = SmallDisk::mount(root.path(), SMALL_DISK_BYTES);
         let disk = disk.map_err(|why| impossible.push((Kind::FullDisk, why))).ok();
         if let Err(why) = can_trace() {
             impossible.push((Kind::SlowSync, why.clone()));
