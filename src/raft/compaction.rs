@@ -8,7 +8,9 @@
 //!
 //! Invariants:
 //! * Nothing is purged that is in no snapshot: neither here nor, whatever it is asked for, in openraft.
-//! * A node that is short of room builds nothing: what room there is is for the log.
+//! * A node that is short of room builds nothing, also where that would let the log be purged: all the
+//!   room below the mark is for what was taken before, a snapshot takes room first (the one before it
+//!   stays), and a purge gives none back soon, since sled keeps what it frees for itself.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -57,8 +59,9 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(bound: u64) -> Self {
-        Self { bound, steps: VecDeque::from([(0, 0)]), asked: None, built: None }
+    /// The log counts from its first entry that is there, so what was purged before has no bytes.
+    fn new(bound: u64, purged: u64) -> Self {
+        Self { bound, steps: VecDeque::from([(purged, 0)]), asked: None, built: None }
     }
 
     /// Bytes up to an entry: between two that are known, as if all had the same size.
@@ -122,12 +125,12 @@ pub(crate) async fn watch(member: Arc<Member>, bound: u64) {
     if bound == 0 {
         return;
     }
-    let mut plan = Plan::new(bound);
+    let purged = || member.log.last_purged().map_or(0, |purged| purged.index);
+    let mut plan = Plan::new(bound, purged());
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
         let (last, appended) = member.log.appended();
-        let purged = member.log.last_purged().map_or(0, |purged| purged.index);
-        let found = Found { last, appended, purged, snapshot: member.state.snapshot() };
+        let found = Found { last, appended, purged: purged(), snapshot: member.state.snapshot() };
         let todo = plan.look(found, member.clock.now());
         let trigger = member.raft.trigger();
         if let Some(upto) = todo.purge
@@ -161,7 +164,7 @@ mod tests {
 
     #[test]
     fn m3_a_log_beyond_its_bytes_is_folded_and_purged() {
-        let mut plan = Plan::new(BOUND);
+        let mut plan = Plan::new(BOUND, 0);
         for last in (2..64).step_by(2) {
             assert_eq!(plan.look(found(last, 0, None), after(0)), Todo::default());
         }
@@ -183,7 +186,7 @@ mod tests {
 
     #[test]
     fn m3_a_large_state_is_not_written_for_a_little_log() {
-        let mut plan = Plan::new(BOUND);
+        let mut plan = Plan::new(BOUND, 0);
         let size = 5 * BOUND;
         for last in (2..=384).step_by(2) {
             let todo = plan.look(found(last, 0, Some((64, size))), after(last));
@@ -191,9 +194,28 @@ mod tests {
         }
     }
 
+    /// Spread from entry 0 on, almost all its bytes would lie before the snapshot.
+    #[test]
+    fn m3_a_log_that_was_purged_before_the_start_is_folded_in_time() {
+        let mut plan = Plan::new(BOUND, 100_000);
+        // The snapshot goes as far as the purge; what is behind it is counted from there.
+        let at = |entries: u64| Found {
+            last: 100_000 + entries,
+            appended: entries * 1_000,
+            purged: 100_000,
+            snapshot: Some((100_000, 500)),
+        };
+        assert_eq!(plan.look(at(40), after(0)), Todo::default());
+        assert_eq!(plan.look(at(62), after(1)), Todo::default());
+        assert_eq!(plan.look(at(64), after(2)), Todo { build: true, purge: None });
+        // A log that already is beyond the bound when it is opened is folded at once.
+        let mut plan = Plan::new(BOUND, 100_000);
+        assert!(plan.look(at(64), after(0)).build);
+    }
+
     #[test]
     fn m3_what_was_truncated_counts_where_it_comes_again() {
-        let mut plan = Plan::new(BOUND);
+        let mut plan = Plan::new(BOUND, 0);
         for last in [20, 40, 60] {
             plan.look(found(last, 0, None), after(0));
         }

@@ -159,16 +159,19 @@ async fn case_c16_an_idle_group_only_beats() {
     }
 }
 
+/// Starts a node that has these limits.
+async fn start_within(lab: &Lab, limits: NodeLimits, name: &str, start: Start) -> Running {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let options = NodeOptions { limits, ..lab.options(name, &address, start) };
+    lab.serve(listener, options).await.unwrap()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_learner_that_is_far_behind_catches_up_by_snapshot() {
     let lab = Lab::new();
     let limits = NodeLimits { snapshot_every: 50, entries_kept: 10, ..NodeLimits::default() };
-    let start = async |name: &str, start: Start| {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap().to_string();
-        let options = NodeOptions { limits, ..lab.options(name, &address, start) };
-        lab.serve(listener, options).await.unwrap()
-    };
+    let start = async |name: &str, start| start_within(&lab, limits, name, start).await;
     let first = start("n1", Start::Bootstrap).await;
     for number in 0..400u32 {
         let value = vec![number as u8; 2000];
@@ -188,12 +191,7 @@ async fn a_learner_that_is_far_behind_catches_up_by_snapshot() {
 async fn m3_a_log_of_large_entries_is_cut_by_its_bytes() {
     let lab = Lab::new();
     let limits = NodeLimits { snapshot_every_bytes: 256 << 10, ..NodeLimits::default() };
-    let start = async |name: &str, start: Start| {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap().to_string();
-        let options = NodeOptions { limits, ..lab.options(name, &address, start) };
-        lab.serve(listener, options).await.unwrap()
-    };
+    let start = async |name: &str, start| start_within(&lab, limits, name, start).await;
     let first = start("n1", Start::Bootstrap).await;
     // The same few rows again and again: the state stays small.
     for number in 0..200u32 {
