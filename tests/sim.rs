@@ -29,8 +29,8 @@ use load::Bugs;
 use parking_lot::Mutex;
 use storm::{Kind, Plan, Run};
 
-/// Seeds of the sweep where nobody asks for more.
-const SEEDS: u64 = 120;
+/// Seeds of the sweep where nobody asks for more: six to seven minutes of processor time, on every core.
+const SEEDS: u64 = 500;
 
 #[test]
 fn i3_an_order_survives_whatever_crashes() {
